@@ -1,0 +1,153 @@
+"""OFFLOAD_STATE_TAG -> class: classes defined in this process, and entry points, imported on first use."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from t2n_hf.contract import ENTRY_POINT_GROUP, SupportsOffloadState, Tag, WeightFormat, defined_classes
+from t2n_hf.errors import ConfigError, TagClashError, UnknownTagError
+
+__all__ = ["PluginInfo", "class_of_tag", "format_class", "installed_tags", "list_plugins", "resolve_offload_state"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginInfo:
+    """One declared tag: who declares it, and what came of importing it (`error` is None when it loads)."""
+
+    tag: str
+    short: str
+    distribution: str
+    version: str
+    target: str
+    error: str | None
+
+
+def _distribution(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
+
+
+def _declared() -> dict[str, list[EntryPoint]]:
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        others = found.setdefault(point.name, [])
+        # The same distribution can be seen twice (an editable install beside its build folder).
+        if all(_distribution(other) != _distribution(point) or other.value != point.value for other in others):
+            others.append(point)
+    return found
+
+
+def installed_tags() -> list[str]:
+    """Every tag that can be used, sorted. Imports nothing."""
+    return sorted({*defined_classes(), *_declared()})
+
+
+def _load(point: EntryPoint) -> type[SupportsOffloadState]:
+    cls = point.load()
+    if not (isinstance(cls, type) and issubclass(cls, SupportsOffloadState)):
+        raise ConfigError(f"{point.value} is not a class with SupportsOffloadState")
+    if getattr(cls, "OFFLOAD_STATE_TAG", None) != point.name:
+        raise ConfigError(f"{point.value} declares tag {getattr(cls, 'OFFLOAD_STATE_TAG', None)!r}, not {point.name!r}")
+    return cls
+
+
+def _unknown(name: str, kind: str, why: str = "") -> UnknownTagError:
+    known = ", ".join(installed_tags()) or "none"
+    package = name.partition(".")[0].replace("_", "-") if "." in name else f"t2n-hf-{name}"
+    return UnknownTagError(
+        f"no installed class for {kind} {name!r}{why}; installed tags: {known}. "
+        f"Install the distribution that declares it (by its name, perhaps `pip install {package}`); "
+        "`t2n-hf plugins` lists what is installed"
+    )
+
+
+def class_of_tag(tag: str) -> type[SupportsOffloadState]:
+    """Find the class that declares `tag`, importing its distribution if need be.
+
+    Raises UnknownTagError when none does or its import fails, TagClashError when two distributions do.
+    """
+    points = _declared().get(tag, [])
+    if len(points) > 1:
+        owners = " and ".join(sorted(f"{_distribution(p)} ({p.value})" for p in points))
+        raise TagClashError(f"tag {tag!r} is declared by {owners}; uninstall one of them")
+    cls = defined_classes().get(tag)
+    if cls is not None:
+        return cls
+    if not points:
+        raise _unknown(tag, "offload-state tag")
+    try:
+        return _load(points[0])
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything while it is imported
+        warnings.warn(
+            f"plugin {points[0].value} of {_distribution(points[0])} is skipped: {type(error).__name__}: {error}",
+            stacklevel=2,
+        )
+        raise _unknown(tag, "offload-state tag", f" ({_distribution(points[0])} declares it but does not load)") from error
+
+
+def format_class(name: str) -> type[WeightFormat]:
+    """Find a quantized class by tag or short name ("q4_0").
+
+    Of one distribution the newest version of a format is taken. Raises UnknownTagError when nothing has the name,
+    TagClashError when two distributions do, ConfigError when the class cannot quantize.
+    """
+    tag = name if "." in name else _tag_of_short(name)
+    cls = class_of_tag(tag)
+    if not issubclass(cls, WeightFormat):
+        raise ConfigError(f"{tag!r} is a stored form, not a format that weights can be quantized to")
+    return cls
+
+
+def _tag_of_short(short: str) -> str:
+    tags = [(Tag.parse(t), t) for t in installed_tags() if _is_tag(t)]
+    matches = [(tag.distribution, tag.version, text) for tag, text in tags if tag.short == short]
+    if not matches:
+        raise _unknown(short, "format")
+    if len({distribution for distribution, _, _ in matches}) > 1:
+        found = " and ".join(sorted(text for _, _, text in matches))
+        raise TagClashError(f"format {short!r} means {found}; write the whole tag")
+    return max(matches)[2]
+
+
+def _is_tag(text: str) -> bool:
+    try:
+        Tag.parse(text)
+    except ConfigError:
+        return False
+    return True
+
+
+def resolve_offload_state(state: Any) -> type[SupportsOffloadState] | None:  # noqa: ANN401
+    """Return the class able to rebuild `state`, or None when `state` is no offload state at all.
+
+    Raises UnknownTagError for a state whose tag no installed class declares.
+    """
+    if not (isinstance(state, Mapping) and isinstance(state.get("tag"), str) and "tensors" in state):
+        return None
+    return class_of_tag(state["tag"])
+
+
+def list_plugins() -> list[PluginInfo]:
+    """Load every declared tag and say what came of it; classes that only this process defines are listed too."""
+    rows = []
+    declared = _declared()
+    for name, points in sorted(declared.items()):
+        clash = f"declared by {len(points)} distributions" if len(points) > 1 else None
+        for point in points:
+            error = clash
+            try:
+                _load(point)
+            except Exception as problem:  # noqa: BLE001 - a plugin may raise anything while it is imported
+                error = f"{type(problem).__name__}: {problem}"
+            short = Tag.parse(name).short if _is_tag(name) else ""
+            dist, version = (point.dist.name, point.dist.version) if point.dist else ("?", "?")
+            row = PluginInfo(tag=name, short=short, distribution=dist, version=version, target=point.value, error=error)
+            rows.append(row)
+    for tag, cls in sorted(defined_classes().items()):
+        if tag not in declared:
+            where = f"{cls.__module__}:{cls.__qualname__}"
+            short = Tag.parse(tag).short
+            row = PluginInfo(tag=tag, short=short, distribution="(this process)", version="", target=where, error=None)
+            rows.append(row)
+    return rows
