@@ -1,0 +1,450 @@
+"""OpaqueTensor: a tensor that has a shape, a dtype and a device, and keeps its values in another form.
+
+To the code that uses it, it is a parameter like any other: `F.linear`, `F.embedding`, `w.T`, `w[i]`, `detach`, `to`,
+`deepcopy` and `state_dict` work. What a class has a rule for runs on the packed form; everything else goes through
+`materialise`, the one place where values become a plain tensor. Nothing that is written to an opaque tensor is lost
+silently: it persists, or raises InPlaceError.
+"""
+# ruff: noqa: ANN401 - arguments are handed through from torch, which types them as Any
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ClassVar, Final, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves, tree_map
+from typing_extensions import Self
+
+from t2n_hf.contract import COMPUTE_MODES
+from t2n_hf.errors import ConfigError, InPlaceError, UnsupportedOpError
+
+__all__ = [
+    "OpaqueTensor",
+    "compute_mode",
+    "materialise",
+    "materialised_counts",
+    "opaque_to_final_tensor",
+    "overriding_compute",
+]
+
+aten = torch.ops.aten
+_no_torch_function: Final = torch._C.DisableTorchFunctionSubclass
+_COMPUTE: ContextVar[str | None] = ContextVar("t2n_hf_compute", default=None)
+_MATERIALISED: Final[Counter[tuple[str, str]]] = Counter()
+_MATERIALISED_LOCK: Final = threading.Lock()
+
+
+@contextmanager
+def compute_mode(mode: str) -> Iterator[None]:
+    """Let every opaque tensor compute "exact" or "fast" inside this scope, whatever its own setting is.
+
+    Raises ConfigError for another word.
+    """
+    if mode not in COMPUTE_MODES:
+        raise ConfigError(f"compute={mode!r}; expected one of {', '.join(COMPUTE_MODES)}")
+    token = _COMPUTE.set(mode)
+    try:
+        yield
+    finally:
+        _COMPUTE.reset(token)
+
+
+def overriding_compute() -> str | None:
+    """Say the mode of the innermost `compute_mode` scope, None outside any."""
+    return _COMPUTE.get()
+
+
+def materialise(tensor: "OpaqueTensor", op: object) -> torch.Tensor:
+    """Turn `tensor` into a plain tensor because `op` has no rule for its class. Counted: see `materialised_counts`."""
+    with _MATERIALISED_LOCK:
+        _MATERIALISED[type(tensor).__name__, str(op)] += 1
+    return tensor.to_base_tensor()
+
+
+def materialised_counts() -> dict[tuple[str, str], int]:
+    """Count how often `materialise` ran in this process, by (class name, operation)."""
+    with _MATERIALISED_LOCK:
+        return dict(_MATERIALISED)
+
+
+def opaque_to_final_tensor(rtensor: torch.Tensor) -> torch.Tensor:
+    """Expand `rtensor` to a plain tensor, through any nesting (an offloaded tensor that holds a quantized one)."""
+    while isinstance(rtensor, OpaqueTensor):
+        rtensor = rtensor.to_base_tensor()
+    return rtensor
+
+
+class _LinearThroughOpaque(torch.autograd.Function):
+    """`x @ weight.T + bias` with a gradient for x and bias; the weight's values are made again for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: "OpaqueTensor", bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.weight, ctx.has_bias = weight, bias is not None
+        return weight._linear(x, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:
+        grad = grads[0]
+        for_x = ctx.weight._linear_backward(grad) if ctx.needs_input_grad[0] else None
+        needs_bias = ctx.has_bias and ctx.needs_input_grad[2]
+        return for_x, None, grad.reshape(-1, grad.shape[-1]).sum(0) if needs_bias else None
+
+
+def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> Any:
+    if not isinstance(weight, OpaqueTensor) or isinstance(input, OpaqueTensor):
+        return NotImplemented
+    if torch.is_grad_enabled():
+        if weight.requires_grad:
+            return NotImplemented
+        if input.requires_grad or (bias is not None and bias.requires_grad):
+            return _LinearThroughOpaque.apply(input, weight, bias)
+    return weight._linear(input, bias)
+
+
+def _embedding(
+    input: torch.Tensor, weight: Any, padding_idx: Any = None, max_norm: Any = None, *rest: Any, **kw: Any
+) -> Any:
+    if not isinstance(weight, OpaqueTensor) or weight.requires_grad:
+        return NotImplemented
+    if max_norm is not None:
+        raise weight._in_place_error("F.embedding(max_norm=...)")
+    return weight._gather(input)
+
+
+def _get_item(tensor: Any, index: Any) -> Any:
+    if not isinstance(tensor, OpaqueTensor) or tensor.requires_grad:
+        return NotImplemented
+    return tensor._get_item(index)
+
+
+def _set_item(tensor: Any, index: Any, value: Any) -> Any:
+    if not isinstance(tensor, OpaqueTensor):
+        return NotImplemented
+    return tensor._set_item(index, value)
+
+
+class OpaqueTensor(torch.Tensor):
+    """Abstract. A wrapper around the parts that a concrete class keeps.
+
+    A concrete class makes its bare instance with `_shell`, sets its fields, and defines `_to_base_tensor`, `_parts` and
+    `_rebuild`; it may define `_linear`, `_gather`, `_get_item` and further `RULES`, to compute without `materialise`.
+    """
+
+    RULES: ClassVar[Mapping[Any, Callable[..., Any]]] = {
+        F.linear: _linear,
+        F.embedding: _embedding,
+        torch.Tensor.__getitem__: _get_item,
+        torch.Tensor.__setitem__: _set_item,
+    }
+    _name: str
+    _is_param: bool
+
+    def __new__(cls, value: Any, requires_grad: bool = False) -> Self:
+        """Make a parameter of `value`, an instance of the class.
+
+        torch and accelerate rebuild a parameter as `type(parameter)(value, requires_grad=...)`; this is that call, and
+        nothing else. Raises ConfigError for a plain tensor: quantize it, or rebuild it from its state.
+        """
+        return cls._as_parameter(value, requires_grad)
+
+    @classmethod
+    def _as_parameter(cls, value: Any, requires_grad: bool) -> Self:
+        if not isinstance(value, cls):
+            raise ConfigError(
+                f"{cls.__name__}(value) takes a {cls.__name__}, got {type(value).__name__}; "
+                "make one with quantize(tensor) or from_offload_state(state)"
+            )
+        result = value.detach().requires_grad_(requires_grad)
+        result._is_param = True
+        return result
+
+    @classmethod
+    def _shell(cls, shape: Any, dtype: torch.dtype, device: Any, name: str = "") -> Self:
+        """Make an instance without fields: contiguous strides, no storage, no gradient."""
+        result = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)  # type: ignore[attr-defined]
+        result._name = name
+        return result
+
+    # ---- what a concrete class says -------------------------------------------------------------------------------
+
+    def _to_base_tensor(self) -> torch.Tensor:
+        """Compute the values: a plain tensor of this shape, dtype and device (or another opaque tensor: nesting)."""
+        raise UnsupportedOpError(f"{type(self).__name__} does not give its values; define _to_base_tensor()")
+
+    def _parts(self) -> dict[str, torch.Tensor]:
+        """Give the tensors held, by name; each is also an attribute of that name. Shared, not copied."""
+        raise UnsupportedOpError(f"{type(self).__name__} does not name its parts; define _parts()")
+
+    def _rebuild(self, parts: dict[str, torch.Tensor], dtype: torch.dtype) -> Self:
+        """Make the same tensor over other `parts` (other memory or device), acting as `dtype`."""
+        raise UnsupportedOpError(f"{type(self).__name__} cannot be rebuilt; define _rebuild(parts, dtype)")
+
+    def _with_dtype(self, dtype: torch.dtype) -> "OpaqueTensor":
+        """Give the same weight acting as a tensor of `dtype`, sharing its parts."""
+        return self._rebuild(self._parts(), dtype)
+
+    def _to_device(self, device: torch.device) -> "OpaqueTensor":
+        """Give the same weight with its parts on `device`."""
+        return self._rebuild({name: part.to(device) for name, part in self._parts().items()}, self.dtype)
+
+    def _alias(self) -> "OpaqueTensor":
+        """Give a new tensor object over the same parts."""
+        return self._rebuild(self._parts(), self.dtype)
+
+    def _copy(self) -> "OpaqueTensor":
+        """Give a new tensor over copies of the parts."""
+        return self._rebuild({name: part.clone() for name, part in self._parts().items()}, self.dtype)
+
+    def _linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Compute `x @ self.T + bias`. x: (..., K), self: (N, K). No gradient is recorded here."""
+        return F.linear(x, materialise(self, "linear"), bias)
+
+    def _linear_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        """Compute `grad @ self`. grad: (..., N)."""
+        return grad @ materialise(self, "linear_backward")
+
+    def _gather(self, indices: torch.Tensor) -> torch.Tensor:
+        """Give the rows at `indices`, any shape: a plain tensor of shape (*indices.shape, *self.shape[1:])."""
+        return F.embedding(indices, materialise(self, "embedding"))
+
+    def _get_item(self, index: Any) -> torch.Tensor:
+        """Give `self[index]`. Default: of the plain values."""
+        return materialise(self, "getitem")[index]
+
+    # ---- writes: persist or raise ---------------------------------------------------------------------------------
+
+    def _in_place_error(self, op: object) -> InPlaceError:
+        return InPlaceError(
+            f"{op} would write to {self.name or 'an unnamed tensor'}, a {type(self).__name__} of shape "
+            f"{tuple(self.shape)}, whose values are packed and cannot be changed in place; "
+            "work on `w.to_base_tensor()` and put the result back as a new parameter"
+        )
+
+    def _write(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Do `func`, an in-place aten overload that writes to self, so that it persists; or raise InPlaceError.
+
+        Default: `copy_` from a tensor of the same class and shape takes over copies of its parts; all else raises.
+        """
+        if func is aten.copy_.default and type(args[1]) is type(self) and args[1].shape == self.shape:
+            self._take_over(args[1]._rebuild(args[1]._copy()._parts(), self.dtype))
+            return self
+        raise self._in_place_error(func)
+
+    def _set_item(self, index: Any, value: Any) -> None:
+        """Do `self[index] = value` so that it persists; or raise InPlaceError (default)."""
+        raise self._in_place_error("__setitem__")
+
+    def _set_data(self, value: torch.Tensor) -> None:
+        """Do `self.data = value`. Default: the parts of a `value` of the same class are taken over; all else raises."""
+        if type(value) is not type(self):
+            raise self._in_place_error(f".data = <{type(value).__name__}>")
+        if (value.shape, value.dtype, value.device) == (self.shape, self.dtype, self.device):
+            self._take_over(value)  # type: ignore[arg-type]
+        else:
+            with torch.no_grad():
+                torch.utils.swap_tensors(self, torch.nn.Parameter(value, requires_grad=self.requires_grad))
+
+    def _take_over(self, other: "OpaqueTensor") -> None:
+        kept = {key: self.__dict__[key] for key in ("_name", "_is_param") if key in self.__dict__}
+        self.__dict__.update({**other.__dict__, **kept})
+
+    # ---- what users call ------------------------------------------------------------------------------------------
+
+    def to_base_tensor(self) -> torch.Tensor:
+        """Compute the values, as a plain tensor of the same shape, dtype and device."""
+        with torch.no_grad():
+            return opaque_to_final_tensor(self._to_base_tensor())
+
+    def to_trace_tensor(self, device: str) -> torch.Tensor:
+        """Give what a tracer needs: shape and dtype only on "meta"; on another device, the values."""
+        if torch.device(device).type == "meta":
+            return torch.empty(self.shape, dtype=self.dtype, device="meta")
+        return self.to_base_tensor().to(device)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The parameter's name, for messages; "" when nobody gave one. May be set."""
+        return self._name
+
+    @name.setter
+    def name(self, value: str) -> None:
+        self._name = value
+
+    @property
+    def opaque_nbytes(self) -> int:
+        """Bytes that the parts take in memory (`nbytes` is what the dense tensor would take)."""
+        return sum(p.opaque_nbytes if isinstance(p, OpaqueTensor) else p.nbytes for p in self._parts().values())
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        """The same tensor, detached; class and parts are kept. Assigning goes through `_set_data`."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        self._set_data(value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OpaqueTensor":
+        """Copy the parts; name, parameter flag and requires_grad are kept."""
+        if id(self) not in memo:
+            memo[id(self)] = self._like_self(self._copy())
+        return memo[id(self)]
+
+    def __copy__(self) -> "OpaqueTensor":
+        """Share the parts in a new tensor object."""
+        return self._like_self(self._alias())
+
+    def _like_self(self, result: "OpaqueTensor") -> "OpaqueTensor":
+        result.requires_grad_(self.requires_grad)
+        result._name = self._name
+        if getattr(self, "_is_param", False):
+            result._is_param = True
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse: nothing in t2n_hf is pickled."""
+        raise UnsupportedOpError(
+            f"{self.name or 'an unnamed tensor'} is a {type(self).__name__}, which is not pickled: a pickle can run code "
+            "when it is read. Save the model with save_pretrained(), or the tensor with to_offload_state() and safetensors"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        name = f", name={self.name!r}" if self.name else ""
+        return (
+            f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype}, device={str(self.device)!r}{name}, "
+            f"{self.opaque_nbytes} bytes)"
+        )
+
+    # ---- torch's protocols ----------------------------------------------------------------------------------------
+
+    def __tensor_flatten__(self) -> tuple[list[str], "_FlattenContext"]:
+        """Name the attributes that hold tensors, and what else `__tensor_unflatten__` needs."""
+        return list(self._parts()), _FlattenContext(self)
+
+    @classmethod
+    def __tensor_unflatten__(
+        cls, inner: dict[str, torch.Tensor], context: "_FlattenContext", size: Any, stride: Any
+    ) -> Self:
+        """Rebuild from the inner tensors; `size` and `stride` are those of the class and need not be said again."""
+        return context.rebuild(inner)  # type: ignore[return-value]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the rule of the class for `func`; without one, let torch take `func` apart into aten operators."""
+        rule = cls.RULES.get(func)
+        if rule is not None:
+            result = rule(*args, **kwargs) if kwargs else rule(*args)
+            if result is not NotImplemented:
+                return result
+        with _no_torch_function():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do what keeps the class (detach, clone, to), send writes to their tensor, and materialise for all else."""
+        kwargs = kwargs or {}
+        handler = _HANDLERS.get(func)
+        if handler is not None and isinstance(args[0], OpaqueTensor):
+            return handler(*args, **kwargs)
+        if func._schema.is_mutable:
+            written = _written_tensor(func, args, kwargs)
+            if written is not None:
+                return written._write(func, args, kwargs)
+
+        def plain(value: Any) -> Any:
+            return materialise(value, func) if isinstance(value, OpaqueTensor) else value
+
+        return func(*tree_map(plain, args), **tree_map(plain, kwargs))
+
+
+class _FlattenContext:
+    """What `__tensor_flatten__` keeps beside the parts. Equal when class, shape, dtype and name are."""
+
+    def __init__(self, tensor: OpaqueTensor) -> None:
+        self._tensor = tensor
+        self._key = (type(tensor), tuple(tensor.shape), tensor.dtype, tensor.name)
+
+    def rebuild(self, parts: dict[str, torch.Tensor]) -> OpaqueTensor:
+        return self._tensor._rebuild(parts, self._key[2])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _FlattenContext) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _written_tensor(func: Any, args: Any, kwargs: Any) -> OpaqueTensor | None:
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, OpaqueTensor):
+                return leaf
+    return None
+
+
+def _same_object_parts(tensor: OpaqueTensor, **_: Any) -> OpaqueTensor:
+    result = tensor._alias()
+    result._name = tensor._name
+    return result
+
+
+def _clone(tensor: OpaqueTensor, **_: Any) -> OpaqueTensor:
+    result = tensor._copy()
+    result._name = tensor._name
+    return result
+
+
+def _to_copy(
+    tensor: OpaqueTensor, *, dtype: torch.dtype | None = None, device: Any = None, **rest: Any
+) -> torch.Tensor:
+    if dtype is not None and not dtype.is_floating_point:
+        return materialise(tensor, f"to({dtype})").to(dtype=dtype, device=device)
+    result = tensor
+    if device is not None and torch.device(device) != tensor.device:
+        result = result._to_device(torch.device(device))
+    if dtype is not None and dtype != result.dtype:
+        result = result._with_dtype(dtype)
+    if result is tensor:
+        result = tensor._copy()
+    result._name = tensor._name
+    return result
+
+
+def _equal(left: OpaqueTensor, right: torch.Tensor) -> bool:
+    if type(left) is type(right) and left.shape == right.shape and left.dtype == right.dtype:
+        ours, theirs = left._parts(), right._parts()  # type: ignore[attr-defined]
+        if ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours):
+            return True
+    other = materialise(right, "equal") if isinstance(right, OpaqueTensor) else right
+    return torch.equal(materialise(left, "equal"), other)
+
+
+def _shape_only(func: Any) -> Callable[..., torch.Tensor]:
+    def made(tensor: OpaqueTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        stand_in = torch.empty(1, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+        return func(stand_in, *args, **kwargs)
+
+    return made
+
+
+_SHAPE_ONLY: Final = (
+    *(aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default),
+    *(aten.rand_like.default, aten.randn_like.default, aten.new_empty.default, aten.new_zeros.default),
+    *(aten.new_ones.default, aten.new_full.default, aten.new_empty_strided.default),
+)
+_HANDLERS: Final[dict[Any, Callable[..., Any]]] = {
+    aten.detach.default: _same_object_parts,
+    aten.alias.default: _same_object_parts,
+    aten.clone.default: _clone,
+    aten._to_copy.default: _to_copy,
+    aten.equal.default: _equal,
+    aten.is_pinned.default: lambda tensor, device=None: False,
+    **{func: _shape_only(func) for func in _SHAPE_ONLY},
+}
