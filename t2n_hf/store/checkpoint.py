@@ -1,0 +1,395 @@
+"""Byte ranges of existing safetensors files: read where they are, never copied, never written.
+
+A file is opened once, when the checkpoint is, and its descriptor is held: bytes keep coming from the file that was opened
+even when another one takes its name, and a change of the file itself is noticed.
+"""
+
+import contextlib
+import json
+import math
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn
+
+import torch
+
+from t2n_hf.dtypes import DTYPES, dtype_named
+from t2n_hf.errors import CheckpointNotFoundError, FormatError, StorageError
+
+__all__ = ["ByteRange", "CheckpointFile", "CheckpointIndex", "aligned_buffer"]
+
+_ALIGNMENT: Final = 64
+_READ_NBYTES: Final = 256 << 20  # one read call moves less than 2 GiB, and a signal waits for it
+_MAX_HEADER_NBYTES: Final = 100_000_000  # the limit of safetensors itself
+_INDEX_SUFFIX: Final = ".safetensors.index.json"
+_BITS: Final = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+
+
+def aligned_buffer(nbytes: int) -> torch.Tensor:
+    """Allocate `nbytes` bytes (uint8, 1-D, CPU, not initialised) that start at a multiple of 64."""
+    buffer = torch.empty(nbytes, dtype=torch.uint8)
+    if buffer.data_ptr() % _ALIGNMENT == 0:
+        return buffer
+    buffer = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8)
+    start = -buffer.data_ptr() % _ALIGNMENT
+    return buffer[start : start + nbytes]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    dtype: str  # as safetensors says it
+    shape: tuple[int, ...]
+    begin: int  # in the file
+    end: int
+
+
+class CheckpointFile:
+    """One open safetensors file: a mapping of tensor names to byte ranges, checked against the file's size.
+
+    Raises StorageError when the file ends early, FormatError when its header is not what safetensors allows.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except FileNotFoundError as error:
+            raise CheckpointNotFoundError(f"{self.path} does not exist") from error
+        except OSError as error:
+            raise StorageError(error.errno, f"cannot open {self.path}: {error.strerror}") from error
+        self._finalizer = weakref.finalize(self, os.close, self._fd)
+        try:
+            self._stamp = _stamp(self._fd)
+            self.metadata, self._entries = self._parse()
+        except BaseException:
+            self.close()
+            raise
+
+    def _parse(self) -> tuple[dict[str, str], dict[str, _Entry]]:
+        size = self._stamp[0]
+        prefix = os.pread(self._fd, 8, 0)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or (length <= _MAX_HEADER_NBYTES and 8 + length > size):
+            raise StorageError(f"{self.path} is truncated: {size} bytes do not hold its header; fetch the file again")
+        if length > _MAX_HEADER_NBYTES:
+            raise FormatError(
+                f"{self.path} is no safetensors file: its header claims {length} bytes, the limit is {_MAX_HEADER_NBYTES}"
+            )
+        header = _load_json(os.pread(self._fd, length, 8), f"the header of {self.path}")
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise FormatError(f"{self.path}: __metadata__ must map texts to texts")
+        entries = {name: self._entry(name, value, 8 + length) for name, value in header.items()}
+        self._check_cover(entries, 8 + length)
+        return metadata, entries
+
+    def _entry(self, name: str, value: Any, base: int) -> _Entry:  # noqa: ANN401 - JSON
+        try:
+            dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
+        except (TypeError, KeyError, ValueError) as error:
+            raise FormatError(
+                f"{self.path}: tensor {name!r} lacks dtype, shape or data_offsets: {value!r:.200}"
+            ) from error
+        if not (isinstance(shape, list) and all(_is_count(number) for number in (*shape, begin, end))):
+            raise FormatError(f"{self.path}: tensor {name!r} has a shape or offsets that are no counts: {value!r:.200}")
+        if not isinstance(dtype, str) or dtype not in _BITS:
+            raise FormatError(
+                f"{self.path}: tensor {name!r} has unknown dtype {dtype!r}; known: {', '.join(sorted(_BITS))}"
+            )
+        bits = math.prod(shape) * _BITS[dtype]
+        if bits % 8 or end - begin != bits // 8:
+            raise FormatError(
+                f"{self.path}: tensor {name!r} of shape {shape} and dtype {dtype} takes {bits / 8:g} bytes, "
+                f"its offsets {begin} to {end} give {end - begin}"
+            )
+        return _Entry(dtype, tuple(shape), base + begin, base + end)
+
+    def _check_cover(self, entries: dict[str, _Entry], base: int) -> None:
+        """Hold the rule of safetensors: tensors fill the file from header to end, without overlap or hole."""
+        size, position, before = self._stamp[0], base, "the header"
+        for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
+            if entry.begin < position:
+                raise FormatError(f"{self.path}: tensor {name!r} overlaps {before}, at byte {entry.begin}")
+            if entry.begin > position:
+                raise FormatError(
+                    f"{self.path}: bytes {position} to {entry.begin}, before tensor {name!r}, belong to no tensor"
+                )
+            if entry.end > size:
+                raise StorageError(
+                    f"{self.path} is truncated: tensor {name!r} ends at byte {entry.end}, the file at {size}; fetch the file again"
+                )
+            position, before = entry.end, f"tensor {name!r}"
+        if position != size:
+            raise FormatError(f"{self.path}: {size - position} bytes after the last tensor belong to no tensor")
+
+    def names(self) -> tuple[str, ...]:
+        """Tensor names in the order of their bytes, which is the fast order to read them in."""
+        return tuple(sorted(self._entries, key=lambda name: self._entries[name].begin))
+
+    def byte_range(self, name: str) -> "ByteRange":
+        """Return where tensor `name` is. Raises KeyError for an unknown name, FormatError for a dtype not supported."""
+        entry = self._entries[name]
+        known = {_SAFETENSORS_NAME[dtype]: dtype for dtype in DTYPES}
+        if entry.dtype not in known:
+            raise FormatError(
+                f"{self.path}: tensor {name!r} has dtype {entry.dtype}, which is not supported; "
+                f"supported: {', '.join(sorted(known))}. Save the checkpoint in one of them first"
+            )
+        return ByteRange(self, entry.begin, entry.end - entry.begin, known[entry.dtype], entry.shape, name)
+
+    def verify(self, what: str = "") -> None:
+        """Raise StorageError when the file was written to (size or time) since it was opened, or was closed."""
+        if not self._finalizer.alive:
+            raise StorageError(f"{self.path}{what}: the file was closed; load the checkpoint again")
+        now = _stamp(self._fd)
+        if now != self._stamp:
+            raise StorageError(
+                f"{self.path}{what} changed since it was opened: size {self._stamp[0]} then, {now[0]} now, "
+                f"modified at {self._stamp[1]} ns then, {now[1]} ns now; load the checkpoint again"
+            )
+
+    def read_into(self, view: memoryview, offset: int, what: str = "") -> None:
+        """Fill `view` with the bytes at `offset`. Raises StorageError on a short read, an I/O error or a changed file."""
+        self.verify(what)
+        done = 0
+        while done < len(view):
+            part = view[done : done + _READ_NBYTES]
+            try:
+                got = _read_at(self._fd, part, offset + done)
+            except OSError as error:
+                raise StorageError(error.errno, f"cannot read {self.path}{what}: {error.strerror}") from error
+            if got == 0:
+                raise StorageError(f"{self.path}{what} is truncated: no byte at {offset + done}; fetch the file again")
+            done += got
+        self.verify(what)
+
+    def advise(self, offset: int, nbytes: int, how: Literal["willneed", "dontneed"]) -> None:
+        """Tell the system that a range is needed soon, or no more. Does nothing where that cannot be told."""
+        if hasattr(os, "posix_fadvise") and self._finalizer.alive:
+            advice = os.POSIX_FADV_WILLNEED if how == "willneed" else os.POSIX_FADV_DONTNEED
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._fd, offset, nbytes, advice)
+
+    def close(self) -> None:
+        """Close the descriptor; ranges of this file cannot be read any more. Also done when nothing refers to it."""
+        self._finalizer()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __repr__(self) -> str:
+        return f"CheckpointFile({str(self.path)!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CheckpointFile":
+        """Copies of a model share the open file: nothing about it changes."""
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """An open file has no meaning in another process, and a path alone may name other bytes there."""
+        raise TypeError(f"{self!r} is an open file and cannot be pickled; save the model with save_pretrained")
+
+
+_SAFETENSORS_NAME: Final = {name: name.upper() for name in DTYPES}
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """A tensor inside an open safetensors file.
+
+    `offset` counts from the start of the file, `dtype` is the name in tract ("f32", "bf16"), `shape` is row major.
+    """
+
+    file: CheckpointFile
+    offset: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    name: str = ""
+
+    @property
+    def _what(self) -> str:
+        return f", tensor {self.name!r}," if self.name else ""
+
+    def read(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Read the tensor into fresh memory, 64-byte aligned, or into `out` (plain, contiguous, CPU, as many bytes).
+
+        Returns a tensor of this shape and dtype; with `out` it shares its memory. Raises StorageError.
+        """
+        if out is None:
+            flat = aligned_buffer(self.nbytes)
+        elif out.device.type != "cpu" or not out.is_contiguous() or out.nbytes != self.nbytes:
+            raise ValueError(
+                f"out must be contiguous, on the CPU and of {self.nbytes} bytes, got {out.nbytes} bytes on {out.device}"
+            )
+        else:
+            flat = out.detach().reshape(-1).view(torch.uint8)
+        if self.nbytes:
+            self.file.read_into(memoryview(flat.numpy()), self.offset, self._what)
+        return flat.view(getattr(torch, dtype_named(self.dtype).torch)).view(self.shape)
+
+    def chunks(self, nbytes: int = 8 << 20) -> Iterator[memoryview]:
+        """Give the bytes in order, at most `nbytes` at a time. Each chunk is overwritten by the next one. Raises StorageError."""
+        buffer = memoryview(aligned_buffer(min(nbytes, self.nbytes)).numpy())
+        for start in range(0, self.nbytes, nbytes):
+            chunk = buffer[: min(nbytes, self.nbytes - start)]
+            self.file.read_into(chunk, self.offset + start, self._what)
+            yield chunk
+
+    def rows(self, start: int, stop: int) -> "ByteRange":
+        """Return the range of rows `start` to `stop` of the first axis. Raises IndexError outside of it."""
+        if not (self.shape and 0 <= start <= stop <= self.shape[0]):
+            raise IndexError(f"rows {start} to {stop} of tensor {self.name!r} of shape {list(self.shape)}")
+        row = self.nbytes // self.shape[0] if self.shape[0] else 0
+        shape = (stop - start, *self.shape[1:])
+        return ByteRange(self.file, self.offset + start * row, (stop - start) * row, self.dtype, shape, self.name)
+
+    def advise(self, how: Literal["willneed", "dontneed"]) -> None:
+        """Tell the system that these bytes are needed soon, or no more. Does nothing where that cannot be told."""
+        self.file.advise(self.offset, self.nbytes, how)
+
+    def verify(self) -> None:
+        """Raise StorageError when the file was written to since it was opened."""
+        self.file.verify(self._what)
+
+
+class CheckpointIndex(Mapping[str, ByteRange]):
+    """All tensors of a checkpoint, by name, over one or more open safetensors files."""
+
+    def __init__(self, files: Iterable[CheckpointFile]) -> None:
+        self.files = tuple(files)
+        self._owner: dict[str, CheckpointFile] = {}
+        for file in self.files:
+            for name in file.names():
+                if name in self._owner:
+                    raise FormatError(
+                        f"tensor {name!r} is in {self._owner[name].path} and in {file.path}; remove one of them"
+                    )
+                self._owner[name] = file
+
+    @classmethod
+    def open(cls, source: str | Path | Iterable[str | Path]) -> "CheckpointIndex":
+        """Open a model folder, a `.safetensors` file, an `.index.json`, or a list of `.safetensors` files.
+
+        Raises CheckpointNotFoundError when there are no safetensors weights, StorageError for a missing or truncated shard,
+        FormatError for shards that contradict each other, their index or the format.
+        """
+        if not isinstance(source, (str, Path)):
+            return cls([CheckpointFile(path) for path in source])
+        path = Path(source)
+        if path.is_dir():
+            path = _main_file(path)
+        if path.name.endswith(".index.json"):
+            return cls._open_shards(path)
+        return cls([CheckpointFile(path)])
+
+    @classmethod
+    def _open_shards(cls, index_path: Path) -> "CheckpointIndex":
+        weight_map = _read_weight_map(index_path)
+        files: dict[str, CheckpointFile] = {}
+        for shard in sorted(set(weight_map.values())):
+            path = index_path.with_name(shard)
+            if not path.exists():
+                first = next(name for name, of in weight_map.items() if of == shard)
+                raise StorageError(
+                    f"{path} is missing; {index_path} says that it holds tensor {first!r}; fetch the file again"
+                )
+            files[shard] = CheckpointFile(path)
+        for name, shard in weight_map.items():
+            if name not in files[shard]:
+                raise FormatError(f"{files[shard].path} does not hold tensor {name!r}, though {index_path} says so")
+        return cls(files.values())
+
+    def close(self) -> None:
+        """Close every file."""
+        for file in self.files:
+            file.close()
+
+    def __getitem__(self, name: str) -> ByteRange:
+        return self._owner[name].byte_range(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._owner)
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+
+def _main_file(folder: Path) -> Path:
+    for name in ("model.safetensors", f"model{_INDEX_SUFFIX}"):
+        if (folder / name).exists():
+            return folder / name
+    found = sorted(folder.glob(f"*{_INDEX_SUFFIX}")) or sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(path.name for path in found)
+        raise CheckpointNotFoundError(f"{folder} holds several sets of weights ({names}); name one of these files")
+    other = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth"))
+    if other:
+        raise CheckpointNotFoundError(
+            f"{folder} has its weights in {', '.join(other)}, which would have to be unpickled, and is not read; convert it to "
+            "safetensors first: load it with transformers and save it with save_pretrained(folder), or take a revision that has them"
+        )
+    raise CheckpointNotFoundError(
+        f"{folder} holds no weights: neither model.safetensors nor model{_INDEX_SUFFIX} is there"
+    )
+
+
+def _read_weight_map(index_path: Path) -> dict[str, str]:
+    try:
+        content = index_path.read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"{index_path} does not exist") from error
+    weight_map = _load_json(content, str(index_path)).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FormatError(f"{index_path} has no weight_map from tensor names to files")
+    for name, shard in weight_map.items():
+        # A shard is a file beside its index: nothing else on the disk may be reached through one.
+        if not isinstance(shard, str) or shard in ("", ".", "..") or "/" in shard or "\\" in shard or "\0" in shard:
+            raise FormatError(f"{index_path}: tensor {name!r} is said to be in {shard!r}, which is no plain file name")
+    return weight_map
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 63
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
+def _load_json(content: bytes, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(content, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{what} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise FormatError(f"{what} is JSON, but not an object")
+    return value
+
+
+def _stamp(fd: int) -> tuple[int, int, int]:
+    status = os.fstat(fd)
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _read_at(fd: int, part: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [part], offset)
+    data = os.pread(fd, len(part), offset)
+    part[: len(data)] = data
+    return len(data)
