@@ -1,8 +1,8 @@
 """Final names appear only when complete: work in a temporary sibling, fsync, rename.
 
-The sibling of `<folder>/<name>` is `<folder>/.<name>.t2n-partial`: one per target, locked while it is written. A process
-that is killed leaves at most that sibling, and the next run for the same target empties it. Standard library only, so
-that every room can use it.
+The sibling of `<folder>/<name>` is `<folder>/.<name>.t2n-partial`: one per target, locked while it is written. A
+process that is killed leaves at most that sibling, and the next run for the same target empties it. Standard
+library only, so that every room can use it.
 """
 
 import contextlib
@@ -43,8 +43,9 @@ def partial_path(path: str | Path) -> Path:
 def staged_file(path: str | Path, *, sync: bool = True) -> Iterator[Path]:
     """Yield the empty temporary sibling of `path`; rename it to `path` when the block ends well.
 
-    When the block raises, the sibling is removed and an older `path` stays. `sync=False` skips fsync, for files inside a
-    folder that is itself staged. Raises StorageError when another process writes the same target or the disk is full.
+    When the block raises, the sibling is removed and an older `path` stays. `sync=False` skips fsync, for files
+    inside a folder that is itself staged. Raises StorageError when another process writes the same target, or the
+    disk is full.
     """
     target = Path(os.path.abspath(path))
     partial = partial_path(target)
@@ -68,10 +69,10 @@ def staged_file(path: str | Path, *, sync: bool = True) -> Iterator[Path]:
 def staged_folder(path: str | Path, *, overwrite: bool = False, marker: str | None = None) -> Iterator[Path]:
     """Yield an empty temporary sibling folder; it takes the name `path` when the block ends well.
 
-    When the block raises, the sibling is removed and an older `path` stays as it was. With `overwrite` an older folder is
-    replaced in one step; `marker` names a file that this older folder must hold, so that a folder of something else is
-    never deleted. Raises OutputExistsError when `path` exists and may not be replaced, StorageError when another process
-    writes the same target or the disk is full.
+    When the block raises, the sibling is removed and an older `path` stays as it was. With `overwrite` an older folder
+    is replaced in one step; `marker` names a file that this older folder must hold, so that a folder of something else
+    is never deleted. Raises OutputExistsError when `path` exists and may not be replaced, StorageError when another
+    process writes the same target or the disk is full.
     """
     target = Path(os.path.abspath(path))
     partial = partial_path(target)

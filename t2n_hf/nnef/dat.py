@@ -74,7 +74,7 @@ class DatHeader:
     """What stands before the values.
 
     Little endian: bytes 0-1 magic 4E EF | 2-3 version 1 0 | 4-7 payload bytes, u32 | 8-11 rank | 12-43 dims, 8 x u32 |
-    44-47 bits per item | 48-49 item type | 50-51 vendor | 52-127 zero. A block format has vendor 5452 and bits FFFFFFFF.
+    44-47 bits per item | 48-49 item type | 50-51 vendor | 52-127 zero. A block format: vendor 5452, bits FFFFFFFF.
     """
 
     LAYOUT: ClassVar[struct.Struct] = struct.Struct("<2s2BII8IIHH76x")
@@ -112,7 +112,8 @@ class DatHeader:
         expected = _payload_nbytes(self.shape, self.format, name)
         if self.nbytes != expected:
             raise FormatError(
-                f"tensor {name!r} of shape {list(self.shape)} and format {self.format} takes {expected} bytes, got {self.nbytes}"
+                f"tensor {name!r} of shape {list(self.shape)} and format {self.format} takes {expected} bytes, "
+                f"got {self.nbytes}"
             )
         if self.nbytes > MAX_PAYLOAD_NBYTES:
             raise FormatError(
@@ -156,7 +157,8 @@ def _payload_nbytes(shape: tuple[int, ...], format_name: str, name: str) -> int:
     row = math.prod(shape[1:])
     if row % _BLOCK_LENGTH:
         raise FormatError(
-            f"tensor {name!r} has shape {list(shape)}; {format_name} needs rows of a multiple of {_BLOCK_LENGTH} values, got {row}"
+            f"tensor {name!r} has shape {list(shape)}; {format_name} needs rows of a multiple of {_BLOCK_LENGTH} "
+            f"values, got {row}"
         )
     return shape[0] * (row // _BLOCK_LENGTH) * BLOCK_FORMATS[format_name].block_nbytes
 
@@ -165,8 +167,8 @@ def _payload_nbytes(shape: tuple[int, ...], format_name: str, name: str) -> int:
 class Payload:
     """A tensor on its way into a `.dat` file: its header, and a function that streams its values.
 
-    `chunks()` is called once per write and gives `header.nbytes` bytes in all. A chunk is used up before the next one is
-    asked for, so a producer may reuse its memory.
+    `chunks()` is called once per write and gives `header.nbytes` bytes in all. A chunk is used up before the next one
+    is asked for, so a producer may reuse its memory.
     """
 
     header: DatHeader
@@ -180,7 +182,7 @@ class Payload:
     def stream(self, name: str) -> Iterator[Buffer]:
         """Give the bytes of the file: the header, then the values.
 
-        Raises FormatError, naming the tensor `name`, when the header cannot be written, or chunks add up to another size.
+        Raises FormatError, naming the tensor `name`, when it has no valid header, or chunks add up to another size.
         """
         yield self.header.pack(name)
         done = 0
@@ -237,8 +239,8 @@ def array_payload(array: np.ndarray) -> Payload:
         flat = array.reshape(-1)
         step = _ARRAY_CHUNK_NBYTES // max(1, array.itemsize)
         for start in range(0, flat.size, step):
-            little = flat.dtype.newbyteorder("<")
-            yield memoryview(np.ascontiguousarray(flat[start : start + step], dtype=little)).cast("B")
+            part = np.ascontiguousarray(flat[start : start + step], dtype=flat.dtype.newbyteorder("<"))
+            yield memoryview(part).cast("B")  # type: ignore[arg-type]  # numpy's stubs lack the buffer protocol before 3.12
 
     return dense_payload(array.shape, array.dtype.newbyteorder("=").name, chunks)
 

@@ -1,7 +1,7 @@
 """The graph model: what an NNEF document holds, as frozen data.
 
-An argument of a call is a `Name` (a reference to a value), a literal (bool, int, float, str), a `Dim` (a symbolic integer),
-or a list or tuple of those. A list prints as `[a, b]`, a tuple as `(a, b)`.
+An argument of a call is a `Name` (a reference to a value), a literal (bool, int, float, str), a `Dim` (a symbolic
+integer), or a list or tuple of those. A list prints as `[a, b]`, a tuple as `(a, b)`.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ __all__ = ["Argument", "Assign", "Dim", "Document", "External", "Fragment", "Nam
 
 @dataclass(frozen=True)
 class Name:
-    """A reference to a value: the name that an input, a variable, a parameter of a fragment or an assignment gave it."""
+    """A reference to a value: the name of an input, a variable, a fragment's parameter or a result."""
 
     text: str
 
@@ -47,7 +47,7 @@ class Assign:
 
 @dataclass(frozen=True)
 class Variable:
-    """A stored tensor: `name` in the graph, `label` names its `.dat` file, `shape` as stored. Its type is that of the file."""
+    """A stored tensor: `name` in the graph, `label` names its `.dat` file, which also gives its type; `shape` as stored."""
 
     name: str
     label: str
@@ -78,8 +78,8 @@ class Fragment:
 class Document:
     """A whole graph.nnef.
 
-    `extensions` are further extension lines (without the word and the semicolon), `symbols` are declared as tract symbols,
-    `asserts` as tract asserts ("P >= 0", "tg: S==1"), `properties` are text that tract keeps with the model.
+    `extensions` are further extension lines (without the word and the semicolon), `symbols` are declared as tract
+    symbols, `asserts` as tract asserts ("P >= 0", "tg: S==1"), `properties` are text that tract keeps with the model.
     """
 
     inputs: tuple[External, ...]

@@ -1,12 +1,10 @@
 """Byte ranges of existing safetensors files: read where they are, never copied, never written.
 
-A file is opened once, when the checkpoint is, and its descriptor is held: bytes keep coming from the file that was opened
-even when another one takes its name, and a change of the file itself is noticed.
+A file is opened once, when the checkpoint is, and its descriptor is held: bytes keep coming from the file that was
+opened even when another one takes its name, and a change of the file itself is noticed.
 """
 
 import contextlib
-import json
-import math
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,21 +16,13 @@ import torch
 
 from t2n_hf.dtypes import DTYPES, dtype_named
 from t2n_hf.errors import CheckpointNotFoundError, FormatError, StorageError
+from t2n_hf.store.header import load_json_object, parse_header
 
 __all__ = ["ByteRange", "CheckpointFile", "CheckpointIndex", "aligned_buffer"]
 
 _ALIGNMENT: Final = 64
 _READ_NBYTES: Final = 256 << 20  # one read call moves less than 2 GiB, and a signal waits for it
-_MAX_HEADER_NBYTES: Final = 100_000_000  # the limit of safetensors itself
 _INDEX_SUFFIX: Final = ".safetensors.index.json"
-_BITS: Final = {
-    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
-    **dict.fromkeys(("F32", "I32", "U32"), 32),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
-    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
-    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
-    "F4": 4,
-}
 
 
 def aligned_buffer(nbytes: int) -> torch.Tensor:
@@ -43,14 +33,6 @@ def aligned_buffer(nbytes: int) -> torch.Tensor:
     buffer = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8)
     start = -buffer.data_ptr() % _ALIGNMENT
     return buffer[start : start + nbytes]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    dtype: str  # as safetensors says it
-    shape: tuple[int, ...]
-    begin: int  # in the file
-    end: int
 
 
 class CheckpointFile:
@@ -70,67 +52,12 @@ class CheckpointFile:
         self._finalizer = weakref.finalize(self, os.close, self._fd)
         try:
             self._stamp = _stamp(self._fd)
-            self.metadata, self._entries = self._parse()
+            self.metadata, self._entries = parse_header(
+                self.path, self._stamp[0], lambda nbytes, offset: os.pread(self._fd, nbytes, offset)
+            )
         except BaseException:
             self.close()
             raise
-
-    def _parse(self) -> tuple[dict[str, str], dict[str, _Entry]]:
-        size = self._stamp[0]
-        prefix = os.pread(self._fd, 8, 0)
-        length = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or (length <= _MAX_HEADER_NBYTES and 8 + length > size):
-            raise StorageError(f"{self.path} is truncated: {size} bytes do not hold its header; fetch the file again")
-        if length > _MAX_HEADER_NBYTES:
-            raise FormatError(
-                f"{self.path} is no safetensors file: its header claims {length} bytes, the limit is {_MAX_HEADER_NBYTES}"
-            )
-        header = _load_json(os.pread(self._fd, length, 8), f"the header of {self.path}")
-        metadata = header.pop("__metadata__", {})
-        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise FormatError(f"{self.path}: __metadata__ must map texts to texts")
-        entries = {name: self._entry(name, value, 8 + length) for name, value in header.items()}
-        self._check_cover(entries, 8 + length)
-        return metadata, entries
-
-    def _entry(self, name: str, value: Any, base: int) -> _Entry:  # noqa: ANN401 - JSON
-        try:
-            dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
-        except (TypeError, KeyError, ValueError) as error:
-            raise FormatError(
-                f"{self.path}: tensor {name!r} lacks dtype, shape or data_offsets: {value!r:.200}"
-            ) from error
-        if not (isinstance(shape, list) and all(_is_count(number) for number in (*shape, begin, end))):
-            raise FormatError(f"{self.path}: tensor {name!r} has a shape or offsets that are no counts: {value!r:.200}")
-        if not isinstance(dtype, str) or dtype not in _BITS:
-            raise FormatError(
-                f"{self.path}: tensor {name!r} has unknown dtype {dtype!r}; known: {', '.join(sorted(_BITS))}"
-            )
-        bits = math.prod(shape) * _BITS[dtype]
-        if bits % 8 or end - begin != bits // 8:
-            raise FormatError(
-                f"{self.path}: tensor {name!r} of shape {shape} and dtype {dtype} takes {bits / 8:g} bytes, "
-                f"its offsets {begin} to {end} give {end - begin}"
-            )
-        return _Entry(dtype, tuple(shape), base + begin, base + end)
-
-    def _check_cover(self, entries: dict[str, _Entry], base: int) -> None:
-        """Hold the rule of safetensors: tensors fill the file from header to end, without overlap or hole."""
-        size, position, before = self._stamp[0], base, "the header"
-        for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
-            if entry.begin < position:
-                raise FormatError(f"{self.path}: tensor {name!r} overlaps {before}, at byte {entry.begin}")
-            if entry.begin > position:
-                raise FormatError(
-                    f"{self.path}: bytes {position} to {entry.begin}, before tensor {name!r}, belong to no tensor"
-                )
-            if entry.end > size:
-                raise StorageError(
-                    f"{self.path} is truncated: tensor {name!r} ends at byte {entry.end}, the file at {size}; fetch the file again"
-                )
-            position, before = entry.end, f"tensor {name!r}"
-        if position != size:
-            raise FormatError(f"{self.path}: {size - position} bytes after the last tensor belong to no tensor")
 
     def names(self) -> tuple[str, ...]:
         """Tensor names in the order of their bytes, which is the fast order to read them in."""
@@ -159,7 +86,7 @@ class CheckpointFile:
             )
 
     def read_into(self, view: memoryview, offset: int, what: str = "") -> None:
-        """Fill `view` with the bytes at `offset`. Raises StorageError on a short read, an I/O error or a changed file."""
+        """Fill `view` with the bytes at `offset`. Raises StorageError on a short read, I/O error or changed file."""
         self.verify(what)
         done = 0
         while done < len(view):
@@ -234,12 +161,15 @@ class ByteRange:
         else:
             flat = out.detach().reshape(-1).view(torch.uint8)
         if self.nbytes:
-            self.file.read_into(memoryview(flat.numpy()), self.offset, self._what)
+            self.file.read_into(_bytes_of(flat), self.offset, self._what)
         return flat.view(getattr(torch, dtype_named(self.dtype).torch)).view(self.shape)
 
     def chunks(self, nbytes: int = 8 << 20) -> Iterator[memoryview]:
-        """Give the bytes in order, at most `nbytes` at a time. Each chunk is overwritten by the next one. Raises StorageError."""
-        buffer = memoryview(aligned_buffer(min(nbytes, self.nbytes)).numpy())
+        """Give the bytes in order, at most `nbytes` at a time. The next chunk overwrites the last one.
+
+        Raises StorageError.
+        """
+        buffer = _bytes_of(aligned_buffer(min(nbytes, self.nbytes)))
         for start in range(0, self.nbytes, nbytes):
             chunk = buffer[: min(nbytes, self.nbytes - start)]
             self.file.read_into(chunk, self.offset + start, self._what)
@@ -280,8 +210,8 @@ class CheckpointIndex(Mapping[str, ByteRange]):
     def open(cls, source: str | Path | Iterable[str | Path]) -> "CheckpointIndex":
         """Open a model folder, a `.safetensors` file, an `.index.json`, or a list of `.safetensors` files.
 
-        Raises CheckpointNotFoundError when there are no safetensors weights, StorageError for a missing or truncated shard,
-        FormatError for shards that contradict each other, their index or the format.
+        Raises CheckpointNotFoundError when there are no safetensors weights, StorageError for a missing or truncated
+        shard, FormatError for shards that contradict each other, their index or the format.
         """
         if not isinstance(source, (str, Path)):
             return cls([CheckpointFile(path) for path in source])
@@ -337,8 +267,8 @@ def _main_file(folder: Path) -> Path:
     other = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth"))
     if other:
         raise CheckpointNotFoundError(
-            f"{folder} has its weights in {', '.join(other)}, which would have to be unpickled, and is not read; convert it to "
-            "safetensors first: load it with transformers and save it with save_pretrained(folder), or take a revision that has them"
+            f"{folder} has its weights in {', '.join(other)}, which only unpickling can read, and is not read; convert "
+            "it to safetensors first (load it with transformers, then save_pretrained), or take a revision that has them"
         )
     raise CheckpointNotFoundError(
         f"{folder} holds no weights: neither model.safetensors nor model{_INDEX_SUFFIX} is there"
@@ -350,7 +280,7 @@ def _read_weight_map(index_path: Path) -> dict[str, str]:
         content = index_path.read_bytes()
     except FileNotFoundError as error:
         raise CheckpointNotFoundError(f"{index_path} does not exist") from error
-    weight_map = _load_json(content, str(index_path)).get("weight_map")
+    weight_map = load_json_object(content, str(index_path)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise FormatError(f"{index_path} has no weight_map from tensor names to files")
     for name, shard in weight_map.items():
@@ -360,26 +290,8 @@ def _read_weight_map(index_path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _is_count(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 63
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return found
-
-
-def _load_json(content: bytes, what: str) -> dict[str, Any]:
-    try:
-        value = json.loads(content, object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{what} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise FormatError(f"{what} is JSON, but not an object")
-    return value
+def _bytes_of(flat: torch.Tensor) -> memoryview:
+    return memoryview(flat.numpy())  # type: ignore[arg-type]  # numpy's stubs lack the buffer protocol before 3.12
 
 
 def _stamp(fd: int) -> tuple[int, int, int]:
