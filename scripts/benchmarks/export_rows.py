@@ -1,0 +1,75 @@
+"""The lines of the export benchmark's table, from its results."""
+
+from benchmarks.table import Row
+
+KINDS = (("f32", ">= 8x faster"), ("q4_0", ">= 15x faster"))
+
+
+def rows_of(results: dict) -> list[Row]:
+    """Every comparison whose measurement is in `results`, in reading order."""
+    rows: list[Row] = []
+    for kind, speed in KINDS:
+        rows += _export(results, kind, speed) + _graph(results, kind) + _tract(results, kind)
+    return rows + _half(results) + _quality(results) + _torch(results)
+
+
+def _export(results: dict, kind: str, speed: str) -> list[Row]:
+    if (found := results.get(f"export {kind}")) is None:
+        return []
+    peak = [found[side]["peak_rss_bytes"] / 1e6 for side in ("ours", "theirs")]
+    return [
+        Row(f"export {kind}, wall", found["ours"]["wall_s"], found["theirs"]["wall_s"], "s", speed),
+        Row(f"export {kind}, peak RSS", *peak, "MB", "<= 520 MB"),
+    ]
+
+
+def _graph(results: dict, kind: str) -> list[Row]:
+    if (found := results.get(f"graph ours {kind}")) is None:
+        return []
+    other, own = results[f"graph theirs {kind}"], results["weight_bytes"][kind]
+    return [
+        Row(f"graph.nnef {kind}, lines", found["lines"], other["lines"], "", "<= 500"),
+        Row(f"graph.nnef {kind}, size", found["bytes"] / 1e3, other["bytes"] / 1e3, "kB", "<= 70 kB"),
+        Row(f"archive {kind} against its weights", found["archive_bytes"] / 1e6, own / 1e6, "MB", "within 1 %"),
+    ]
+
+
+def _tract(results: dict, kind: str) -> list[Row]:
+    if (found := results.get(f"tract ours {kind}")) is None:
+        return []
+    other = results[f"tract theirs {kind}"]
+    rows = [Row(f"tract load {kind}, CPU", found["load_cpu_s"], other["load_cpu_s"], "s", "<= 0.9x")]
+    for past, seconds in found["step_cpu_s"].items():
+        goal = f"speed >= {'0.95' if past == '0' else '1.1'}x" if kind == "q4_0" else ""
+        pair = (seconds * 1e3, other["step_cpu_s"][past] * 1e3)
+        rows.append(Row(f"tract step {kind} P={past}, CPU", *pair, "ms", goal))
+    return rows
+
+
+def _half(results: dict) -> list[Row]:
+    if "tract ours f16" not in results:
+        return []
+    pair = [results[f"tract ours {kind}"]["step_cpu_s"]["0"] * 1e3 for kind in ("f16", "f32")]
+    return [Row("tract step f16 against our f32, P=0", *pair, "ms", "f16 >= 1.5x faster")]
+
+
+def _quality(results: dict) -> list[Row]:
+    if "cosine" not in results:
+        return []
+    kl = [results[f"kl {side}"]["kl"] for side in ("ours", "theirs")]
+    cosine = [results["cosine"][side] for side in ("ours", "theirs")]
+    exact, fast = results["exact tokens"], results["kl fast"]
+    return [
+        Row("KL of Q4_0 to the source, SmolLM2", *kl, "nats", "<= 0.85x"),
+        Row("embedding cosine distance, MiniLM", *cosine, "", "<= 0.85x"),
+        Row("exact path, prompts with equal greedy tokens", exact["equal"], exact["prompts"], "", "all 20"),
+        Row("KL of the fast path to the exact one", fast["kl"], 1e-3, "nats", "<= 1e-3"),
+        Row("fast path, top-1 agreement with exact", fast["top1"], 1.0, "", "published"),
+    ]
+
+
+def _torch(results: dict) -> list[Row]:
+    if "torch q4_0 fast" not in results:
+        return []
+    pair = [results[f"torch {name}"]["tokens_per_s"] for name in ("q4_0 fast", "dense bf16")]
+    return [Row("PyTorch decode, 1 thread, against dense bf16", *pair, "tokens/s", ">= 2x")]
