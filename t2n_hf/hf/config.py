@@ -1,0 +1,149 @@
+"""T2NConfig: what to quantize, into which class, and how to compute with it."""
+
+import copy
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from transformers.utils.quantization_config import MetalConfig
+
+from t2n_hf.contract import COMPUTE_MODES
+from t2n_hf.errors import ConfigError
+from t2n_hf.registry import format_class
+
+__all__ = ["NOT_QUANTIZED", "QUANT_METHOD", "T2NConfig"]
+
+QUANT_METHOD: Final = "t2n"
+NOT_QUANTIZED: Final = "none"
+_STORED: Final = ("weights", "embeddings", "lm_head", "modules_to_not_convert", "compute")
+_MACHINE: Final = ("max_resident_bytes", "spill_dir")
+
+
+# transformers hands the options that a user passes beside an already quantized checkpoint only to the classes of
+# quantizers.auto.LOADING_ATTRIBUTES_CONFIG_TYPES, and registering a class does not put it there. MetalConfig is the
+# smallest of them: nothing else is taken from it, and nothing in transformers asks for it by type.
+class T2NConfig(MetalConfig):
+    """Options of `from_pretrained(..., quantization_config=T2NConfig(...))`.
+
+    Args:
+        weights: the class that matrices (nn.Linear, Conv1D, fused 3-D experts) are quantized to: "q4_0", or any
+            installed class by its tag ("t2n_hf.q4_0.v1") or short name; "none" quantizes nothing.
+        embeddings: the class of the token embeddings; None or "none" leaves them float.
+        lm_head: the class of the output head; None or "none" leaves it float. When head and embeddings are tied they
+            are one table: the choice that is made, for either, holds for both; two different ones are a ConfigError.
+        modules_to_not_convert: None leaves out what transformers leaves out by default (the last module, tied modules
+            and the head); [] leaves out nothing; a list leaves out exactly the modules (or parameters) that it names.
+            A name matches at dots: "mlp" matches "layers.0.mlp.up_proj", not "layers.0.mlp_norm". Embeddings and head
+            always follow their own options, and what the architecture keeps in float32 always stays float. A name
+            that matches nothing is warned about.
+        compute: "exact" (the truth: dequantize, then multiply), or "fast" (kernels that may round).
+        max_resident_bytes: how many bytes of weights that are mapped to "disk" may be kept in memory. None: what
+            `max_memory` leaves with device_map="auto"; otherwise nothing beyond the module that runs.
+        spill_dir: folder of the private, unlinked file that holds weights quantized while loading and mapped to
+            "disk". None: the system's folder for temporary files.
+
+    `max_resident_bytes` and `spill_dir` describe a machine: they are never written into a model's config.json. Passed
+    beside an already quantized checkpoint they are used, as is `compute`; the others come from the checkpoint.
+
+    Raises ConfigError for an unknown option or a value out of range, UnknownTagError for a class that is not installed.
+    """
+
+    quant_method: str
+
+    def __init__(  # the positional `weights` is the one option that nearly every call gives
+        self,
+        weights: str = "q4_0",
+        *,
+        embeddings: str | None = None,
+        lm_head: str | None = None,
+        modules_to_not_convert: Sequence[str] | None = None,
+        compute: str = "exact",
+        max_resident_bytes: int | None = None,
+        spill_dir: str | Path | None = None,
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            raise ConfigError(
+                f"T2NConfig has no option {', '.join(map(repr, sorted(unknown)))}; known: {', '.join(_STORED + _MACHINE)}"
+            )
+        self.quant_method = QUANT_METHOD
+        self.weights = weights
+        self.embeddings = embeddings
+        self.lm_head = lm_head
+        self.modules_to_not_convert = _list_of_names(modules_to_not_convert)
+        self.compute = compute
+        self.max_resident_bytes = max_resident_bytes
+        self.spill_dir = None if spill_dir is None else os.fspath(spill_dir)
+        self.tensors: dict[str, Any] | None = None
+        self.requested: dict[str, Any] | None = None
+        self.post_init()
+
+    def post_init(self) -> None:
+        """Check every option. Raises ConfigError, and UnknownTagError for a class that is not installed."""
+        if not isinstance(self.weights, str):
+            raise ConfigError(f'weights={self.weights!r}; expected a class by tag or short name ("q4_0"), or "none"')
+        for option in ("weights", "embeddings", "lm_head"):
+            name = getattr(self, option)
+            if name is None or name == NOT_QUANTIZED:
+                continue
+            if not isinstance(name, str):
+                raise ConfigError(f'{option}={name!r}; expected a tag or short name, "none" or None')
+            format_class(name)
+        if self.compute not in COMPUTE_MODES:
+            raise ConfigError(f"compute={self.compute!r}; expected one of {', '.join(COMPUTE_MODES)}")
+        limit = self.max_resident_bytes
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+            raise ConfigError(f"max_resident_bytes={limit!r}; expected a number of bytes, 0 or more, or None")
+
+    def get_loading_attributes(self) -> dict[str, Any]:
+        """Give what holds for this load even when the checkpoint is quantized already (transformers asks for it)."""
+        requested = {name: copy.copy(getattr(self, name)) for name in _STORED if name != "compute"}
+        return {
+            "compute": self.compute,
+            "requested": requested,
+            **{name: getattr(self, name) for name in _MACHINE},
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give what config.json keeps: what the weights are, nothing about this machine."""
+        kept = {"quant_method": self.quant_method, **{name: copy.copy(getattr(self, name)) for name in _STORED}}
+        if self.tensors is not None:
+            kept["tensors"] = copy.deepcopy(self.tensors)
+        return kept
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Give every option, those of this machine included."""
+        return {**self.to_dict(), **{name: getattr(self, name) for name in _MACHINE}}
+
+    def to_json_string(self, use_diff: bool = True) -> str:
+        """Give every option as JSON; `from_dict` of it makes an equal configuration."""
+        return super().to_json_string(use_diff=True)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Let `dict(config)` work."""
+        yield from self.to_diff_dict().items()
+
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """Make a configuration of what `to_dict` or `to_json_string` gave.
+
+        Raises ConfigError for an unknown key, naming the known ones, and when another `quant_method` is said.
+        """
+        options = dict(config_dict)
+        method = options.pop("quant_method", QUANT_METHOD)
+        if method != QUANT_METHOD:
+            raise ConfigError(f"quant_method={method!r} is not of T2NConfig; expected {QUANT_METHOD!r}")
+        tensors = options.pop("tensors", None)
+        known = {name: kwargs.pop(name) for name in list(kwargs) if name in _STORED + _MACHINE}
+        config = cls(**{**options, **known})
+        config.tensors = copy.deepcopy(tensors)
+        return (config, kwargs) if return_unused_kwargs else config
+
+
+def _list_of_names(names: Sequence[str] | None) -> list[str] | None:
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"modules_to_not_convert={names!r}; expected None or a list of module names")
+    return list(names)
