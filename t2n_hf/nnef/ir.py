@@ -47,7 +47,7 @@ class Assign:
 
 @dataclass(frozen=True)
 class Variable:
-    """A stored tensor: `name` in the graph, `label` names its `.dat` file, which also gives its type; `shape` as stored."""
+    """A stored tensor: `name` in the graph, `label` of its `.dat` file (which gives the type), `shape` as stored."""
 
     name: str
     label: str

@@ -268,7 +268,7 @@ def _main_file(folder: Path) -> Path:
     if other:
         raise CheckpointNotFoundError(
             f"{folder} has its weights in {', '.join(other)}, which only unpickling can read, and is not read; convert "
-            "it to safetensors first (load it with transformers, then save_pretrained), or take a revision that has them"
+            "it to safetensors first (load it with transformers, then save_pretrained), or take a revision that has it"
         )
     raise CheckpointNotFoundError(
         f"{folder} holds no weights: neither model.safetensors nor model{_INDEX_SUFFIX} is there"
