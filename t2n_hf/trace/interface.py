@@ -1,6 +1,7 @@
-"""What is captured of a model: a module with example arguments, names for what goes in and out, and which lengths are free."""
+"""What is captured of a model: a module with example arguments, names of its inputs and outputs, its free lengths."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,15 +20,16 @@ class Interface:
         module: called as `module(*args, **kwargs)`; returns tensors in any pytree.
         args: example positional arguments, pytrees of tensors (plain or fake; values are never read).
         kwargs: example keyword arguments.
-        dynamic_shapes: as for `torch.export.export`, a tuple in the order of `args` followed by `kwargs` or a mapping by
-            parameter name, or None. The name of a `torch.export.Dim` becomes the symbol of that length in the archive.
+        dynamic_shapes: as for `torch.export.export`, a tuple in the order of `args` followed by `kwargs` or a mapping
+            by parameter name, or None. The name of a `torch.export.Dim` becomes the symbol of the length in the archive.
         input_names: one name per tensor of `(args, kwargs)`, in pytree order.
         output_names: one name per tensor of the result, in pytree order.
         asserts: facts about the symbols, each a line of `tract_assert` ("P >= 0", "tg: S==1").
         layers: names, relative to `module`, of the `nn.ModuleList`s whose children may be captured one kind at a time.
         task: what the module does ("text-generation"); free text here.
-        weight_owner: module whose parameter names are the names of the weights (the model, inside `module` or equal to it).
+        weight_owner: module whose parameter names are the names of the weights (the model, in `module` or equal to it).
         prefix: name of `weight_owner` inside `module`; "" when they are one.
+        context: makes a context manager that the capture enters around everything it runs (the model's own switches).
         extra: facts for the exporter and its check (maximal context, ...); not read by the capture.
     """
 
@@ -42,6 +44,7 @@ class Interface:
     task: str = ""
     weight_owner: nn.Module
     prefix: str = ""
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
