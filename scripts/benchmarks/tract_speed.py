@@ -2,7 +2,8 @@
 
     tract_speed.py ARCHIVE --heads 3 --head-dim 64 --dtype f32 --past 0 512 2000
 
-tract runs on one thread. Times are CPU seconds of this process: `load_cpu_s` from file to runnable, `step_cpu_s` per past.
+tract runs on one thread. Times are CPU seconds of this process: `load_cpu_s` from file to runnable, `step_cpu_s` for
+each length of the past.
 """
 
 import argparse
