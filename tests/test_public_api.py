@@ -1,0 +1,99 @@
+"""Names are public by list: whoever changes a list edits it here too, on purpose, with a line in the changelog."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import t2n_hf
+
+PUBLIC = {
+    "t2n_hf": {
+        "T2NConfig",
+        "TractModelForCausalLM",
+        "export_nnef",
+        "materialize",
+        "pull_nnef_from_hub",
+        "push_nnef_to_hub",
+    },
+    "t2n_hf.contract": {
+        "COMPUTE_MODES",
+        "ENTRY_POINT_GROUP",
+        "InferenceTarget",
+        "OffloadState",
+        "SupportsOffloadState",
+        "Tag",
+        "WeightFormat",
+        "defined_classes",
+        "dense_chunks",
+    },
+    "t2n_hf.tensor": {
+        "NamedTensor",
+        "OffloadedTensor",
+        "OpaqueTensor",
+        "OpaqueTensorRef",
+        "QScalePerGroupF16",
+        "QTensor",
+        "QTensorTractScaleOnly",
+        "ResidencyStrategy",
+        "SupportsOffloadState",
+        "TensorPrefetch",
+        "TensorResidencyLease",
+        "TensorResidencyPool",
+        "apply_name_to_tensor_in_module",
+        "find_opaque_ref_by_py_id",
+        "opaque_to_final_tensor",
+        "resolve_offload_state",
+        "set_opaque_tensor_in_params_as_ref",
+        "trace_tensor_device_for_func",
+    },
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_are_those_of_the_list(module):
+    loaded = importlib.import_module(module)
+    assert set(loaded.__all__) == PUBLIC[module]
+    missing = [name for name in loaded.__all__ if not hasattr(loaded, name)]
+    assert not missing
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_function_and_class_has_a_docstring(module):
+    loaded = importlib.import_module(module)
+    objects = {name: getattr(loaded, name) for name in PUBLIC[module]}
+    bare = [name for name, value in objects.items() if callable(value) and not value.__doc__]
+    assert not bare
+
+
+def test_every_module_lists_its_names():
+    walked = pkgutil.walk_packages(t2n_hf.__path__, "t2n_hf.")
+    bare = [found.name for found in walked if not _is_script(found.name) and not hasattr(_load(found.name), "__all__")]
+    assert not bare
+
+
+def _is_script(name: str) -> bool:
+    return name.endswith((".worker", ".__main__"))
+
+
+def _load(name):
+    return importlib.import_module(name)
+
+
+def test_importing_the_package_changes_nothing_foreign_and_runs_no_plugin():
+    program = """
+import sys, torch, transformers, safetensors.torch, accelerate
+before = {(m, k): id(v) for m in (torch, torch.nn.functional, torch.Tensor, safetensors.torch, accelerate)
+          for k, v in vars(m).items()}
+import t2n_hf
+after = {(m, k): id(v) for m in (torch, torch.nn.functional, torch.Tensor, safetensors.torch, accelerate)
+         for k, v in vars(m).items()}
+changed = [key for key in before if before[key] != after.get(key)]
+assert not changed, changed
+assert not [name for name in sys.modules if name.startswith("t2n_hf_")], "a plugin was imported"
+assert "tract" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
