@@ -21,7 +21,7 @@ class Interface:
         args: example positional arguments, pytrees of tensors (plain or fake; values are never read).
         kwargs: example keyword arguments.
         dynamic_shapes: as for `torch.export.export`, a tuple in the order of `args` followed by `kwargs` or a mapping
-            by parameter name, or None. The name of a `torch.export.Dim` becomes the symbol of the length in the archive.
+            by parameter name, or None. The name of a `torch.export.Dim` becomes the symbol of the length.
         input_names: one name per tensor of `(args, kwargs)`, in pytree order.
         output_names: one name per tensor of the result, in pytree order.
         asserts: facts about the symbols, each a line of `tract_assert` ("P >= 0", "tg: S==1").
