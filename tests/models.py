@@ -30,7 +30,7 @@ EXPERTS: dict[str, Any] = {
 
 
 def build(model_class: type, config: Any, seed: int = 0) -> Any:
-    """Make the model in eval mode, matrices scaled by 5, biases and one-dimensional weights moved off their defaults."""
+    """Make the model in eval mode, matrices scaled by 5, one-dimensional weights moved off their defaults."""
     torch.manual_seed(seed)
     model = model_class(config).eval()
     with torch.no_grad():
@@ -129,7 +129,7 @@ def m10(**changes: Any) -> Any:
 
 
 def saved(model: Any, folder: Path, **options: Any) -> Path:
-    """Save the model in a new folder under `folder` (a test's tmp_path) and return it; `options` go to save_pretrained."""
+    """Save the model in a new folder under `folder` (tmp_path) and return that; `options` go to save_pretrained."""
     target = Path(folder) / f"{type(model).__name__}-{len(list(Path(folder).iterdir()))}"
     model.save_pretrained(target, **options)
     return target

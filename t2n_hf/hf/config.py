@@ -49,8 +49,6 @@ class T2NConfig(MetalConfig):
     Raises ConfigError for an unknown option or a value out of range, UnknownTagError for a class that is not installed.
     """
 
-    quant_method: str
-
     def __init__(  # the positional `weights` is the one option that nearly every call gives
         self,
         weights: str = "q4_0",
@@ -61,13 +59,12 @@ class T2NConfig(MetalConfig):
         compute: str = "exact",
         max_resident_bytes: int | None = None,
         spill_dir: str | Path | None = None,
-        **unknown: Any,
+        **unknown: object,
     ) -> None:
         if unknown:
-            raise ConfigError(
-                f"T2NConfig has no option {', '.join(map(repr, sorted(unknown)))}; known: {', '.join(_STORED + _MACHINE)}"
-            )
-        self.quant_method = QUANT_METHOD
+            names = ", ".join(map(repr, sorted(unknown)))
+            raise ConfigError(f"T2NConfig has no option {names}; known: {', '.join(_STORED + _MACHINE)}")
+        self.quant_method = QUANT_METHOD  # type: ignore[assignment]
         self.weights = weights
         self.embeddings = embeddings
         self.lm_head = lm_head
@@ -125,7 +122,9 @@ class T2NConfig(MetalConfig):
         yield from self.to_diff_dict().items()
 
     @classmethod
-    def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+    def from_dict(
+        cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: object
+    ) -> "T2NConfig | tuple[T2NConfig, dict[str, object]]":
         """Make a configuration of what `to_dict` or `to_json_string` gave.
 
         Raises ConfigError for an unknown key, naming the known ones, and when another `quant_method` is said.
