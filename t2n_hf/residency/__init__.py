@@ -1,1 +1,19 @@
-"""residency."""
+"""Bounded memory for values that live elsewhere: leases, prefetch, a byte budget. Knows the `Source` protocol only."""
+
+from t2n_hf.residency.lease import TensorResidencyLease
+from t2n_hf.residency.policy import ResidencyStrategy
+from t2n_hf.residency.pool import TensorResidencyPool
+from t2n_hf.residency.prefetch import TensorPrefetch
+from t2n_hf.residency.scope import active_pool, active_scope
+from t2n_hf.residency.source import Source, WritableSource
+
+__all__ = [
+    "ResidencyStrategy",
+    "Source",
+    "TensorPrefetch",
+    "TensorResidencyLease",
+    "TensorResidencyPool",
+    "WritableSource",
+    "active_pool",
+    "active_scope",
+]

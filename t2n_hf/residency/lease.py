@@ -1,0 +1,79 @@
+"""A scoped claim on a value that a pool holds."""
+
+from types import TracebackType
+from typing import TYPE_CHECKING, final
+
+import torch
+
+from t2n_hf.errors import ConfigError, ResidencyError
+from t2n_hf.residency.entry import Entry
+from t2n_hf.residency.source import Source
+
+if TYPE_CHECKING:
+    from t2n_hf.residency.pool import TensorResidencyPool
+
+__all__ = ["MODES", "TensorResidencyLease"]
+
+MODES = ("read", "read_write")
+
+
+@final
+class TensorResidencyLease:
+    """Scoped access to a value managed by a tensor residency pool.
+
+    The value is loaded, and claimed, when the lease is opened: `with pool.acquire(source) as value:`, `open()`, or the
+    first look at `value`. It then stays resident until `release()` or the end of the `with` block, also when the block
+    raises. A lease that was never opened holds nothing; a released one can be opened again. Leases do not exclude each
+    other: what one in mode "read_write" modifies, an open "read" lease of the same value sees.
+    """
+
+    __slots__ = ("_entry", "device", "mode", "pool", "source")
+
+    def __init__(self, pool: "TensorResidencyPool", source: Source, device: torch.device, mode: str) -> None:
+        if mode not in MODES:
+            raise ConfigError(f"mode={mode!r}; expected one of {', '.join(MODES)}")
+        if mode == "read_write" and not hasattr(source, "store"):
+            raise ResidencyError(f"{source.key}: mode='read_write', but its source is read-only (it has no store())")
+        self.pool = pool
+        self.source = source
+        self.device = device
+        self.mode = mode
+        self._entry: Entry | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the lease claims its value now."""
+        return self._entry is not None
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The resident value; opens the lease when it is not open."""
+        if self._entry is None:
+            return self.open()
+        value = self._entry.value
+        if value is None:
+            raise ResidencyError(f"{self.source.key}: a leased value left its pool")  # our bug
+        return value
+
+    def open(self) -> torch.Tensor:
+        """Load the value if need be, claim and return it. Raises StorageError; ResidencyError when open already."""
+        if self._entry is not None:
+            raise ResidencyError(f"{self.source.key}: this lease is open already; acquire another one")
+        self._entry = entry = self.pool.claim(self.source, self.device, self.mode == "read_write")
+        return entry.value  # type: ignore[return-value]
+
+    def release(self) -> None:
+        """End the claim. Does nothing on a lease that is not open."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self.pool.unclaim(entry, self.mode == "read_write")
+
+    def __enter__(self) -> torch.Tensor:
+        """Open the lease."""
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the lease."""
+        self.release()

@@ -1,0 +1,51 @@
+"""The handle of a load that runs in the background."""
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, final
+
+import torch
+
+from t2n_hf.residency.source import Source
+
+if TYPE_CHECKING:
+    from t2n_hf.residency.pool import TensorResidencyPool
+
+__all__ = ["TensorPrefetch"]
+
+
+@final
+class TensorPrefetch:
+    """Handle for an asynchronous tensor prefetch.
+
+    A value that the pool could not retain (oversized, or the budget is full of leased values) lives as long as its
+    handle: `wait()` gives it, and `acquire` or `resolve` of the same source take it from there without a second read.
+    """
+
+    def __init__(
+        self,
+        pool: "TensorResidencyPool",
+        source: Source,
+        device: torch.device,
+        future: "Future[torch.Tensor] | None",
+        value: torch.Tensor | None = None,
+    ) -> None:
+        self.pool = pool
+        self.source = source
+        self.device = device
+        self._future = future
+        self._value = value
+
+    def done(self) -> bool:
+        """Return whether the prefetch has finished (a failed one has)."""
+        return self._future is None or self._future.done()
+
+    def wait(self) -> torch.Tensor:
+        """Wait for prefetch completion and return the resident value.
+
+        Raises what loading raised (StorageError); the pool has forgotten the failure, so a later access reads again.
+        """
+        if self._future is not None:
+            return self._future.result()
+        if self._value is None:
+            self._value = self.pool.resolve(self.source, self.device)
+        return self._value

@@ -1,0 +1,58 @@
+"""All that a pool knows of a value that is kept elsewhere."""
+
+from collections.abc import Hashable
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+__all__ = ["Device", "Source", "WritableSource", "device_of", "source_of", "version_of"]
+
+Device: TypeAlias = torch.device | str | int
+
+_CPU = torch.device("cpu")
+
+
+class Source(Protocol):
+    """A value that can be loaded. `key` never changes and is its alone; `nbytes` is its size in memory once loaded.
+
+    A source whose stored value can change also has `version: int`, which grows with each change: a pool then sees that
+    the value it holds is stale.
+    """
+
+    @property
+    def key(self) -> Hashable:
+        """What tells this source from every other one of the process."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the loaded value takes (packed bytes for a packed value)."""
+
+    def load(self, device: torch.device) -> torch.Tensor:
+        """Read the value. Raises StorageError, naming file and tensor. May be called from any thread."""
+
+
+class WritableSource(Source, Protocol):
+    """A source that modified values can be written back to."""
+
+    def store(self, value: torch.Tensor) -> None:
+        """Make `value` the stored value. Raises StorageError; the older value then stays."""
+
+
+def source_of(holder: Any) -> Source:  # noqa: ANN401 - a Source, or anything with one
+    """Give the source of a tensor that has one in its attribute `source`, or `holder` itself when it is a source."""
+    source: Source = getattr(holder, "source", holder)
+    return source
+
+
+def device_of(holder: Any, device: Device | None) -> torch.device:  # noqa: ANN401
+    """Say where to load: `device`, else the `target_device` of the holder, else the CPU."""
+    if device is None:
+        target: torch.device = getattr(holder, "target_device", _CPU)
+        return target
+    return device if isinstance(device, torch.device) else torch.device(device)
+
+
+def version_of(source: Source) -> int:
+    """Say which of its values a source holds now; 0 for a source that never changes."""
+    version: int = getattr(source, "version", 0)
+    return version
