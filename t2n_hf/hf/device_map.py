@@ -28,7 +28,7 @@ class Placement:
         self._groups: Mapping[str, tuple[str, ...]] = {}
 
     def take(self, device_map: Mapping[str, Where]) -> dict[str, Any]:
-        """Remember `device_map` and return the map to show to transformers, without "disk". Changes nothing in place."""
+        """Remember `device_map`; return the map to show to transformers, without "disk". Changes nothing in place."""
         self.asked = dict(device_map)
         computes = self.execution_device
         return {name: computes if where == DISK else where for name, where in device_map.items()}

@@ -1,0 +1,131 @@
+"""Which bytes of the checkpoint make up a parameter, and giving back the memory that reading them took."""
+
+import ctypes
+import math
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+from t2n_hf.dtypes import dtype_named
+from t2n_hf.store.checkpoint import ByteRange, CheckpointIndex
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.quantizers.base import HfQuantizer
+
+__all__ = ["CheckpointSources", "MappedPages"]
+
+_MAPS: Final = Path("/proc/self/maps")
+
+
+class CheckpointSources:
+    """The byte ranges that each parameter of one model is loaded from."""
+
+    def __init__(self, index: CheckpointIndex, model: "PreTrainedModel", quantizer: "HfQuantizer") -> None:
+        self.index = index
+        self._model = model
+        self._quantizer = quantizer
+        self._by_target: dict[str, list[tuple[str, str]]] | None = None
+
+    def single(self, name: str, key: str | None = None) -> ByteRange | None:
+        """Find the one range that holds parameter `name` as it is; `key` is its name in the checkpoint when known."""
+        keys = [key] if key is not None and key in self.index else [key for _, key in self.of(name)]
+        return self.index[keys[0]] if len(keys) == 1 else None
+
+    def rows(self, name: str, value: torch.Tensor) -> list[ByteRange] | None:
+        """Find the ranges whose bytes, one after the other, are those of `value` (E, ...): fused experts.
+
+        Checked on the first and the last expert: a rule that also transposes gives None.
+        """
+        groups: dict[str, list[ByteRange]] = {}
+        for pattern, key in self.of(name):
+            groups.setdefault(pattern, []).append(self.index[key])
+        if value.dim() < 2 or not groups or any(len(group) != value.shape[0] for group in groups.values()):
+            return None
+        ranges = [group[row] for row in range(value.shape[0]) for group in groups.values()]
+        if len({r.dtype for r in ranges}) > 1 or sum(math.prod(r.shape) for r in ranges) != value.numel():
+            return None
+        width = len(groups)
+        for row in (0, value.shape[0] - 1):
+            parts = [r.read().reshape(-1).to(value.dtype) for r in ranges[row * width : (row + 1) * width]]
+            if not torch.equal(torch.cat(parts), value[row].reshape(-1)):
+                return None
+        return ranges
+
+    def of(self, name: str) -> Sequence[tuple[str, str]]:
+        """Give (pattern, key) of every tensor of the checkpoint that goes into parameter `name`, in loading order."""
+        if self._by_target is None:
+            self._by_target = self._map_keys()
+        return self._by_target.get(name, ())
+
+    def _map_keys(self) -> dict[str, list[tuple[str, str]]]:
+        """Do what the loader does with names: the same renamings and converters, in the same order."""
+        rules = get_model_conversion_mapping(self._model, None, self._quantizer)
+        renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        order = {pattern: i for rule in converters for i, pattern in enumerate(rule.source_patterns)}
+        known = self._model.state_dict()
+        prefix = self._model.base_model_prefix
+        found: dict[str, list[tuple[str, str]]] = {}
+        for key in sorted(self.index, key=dot_natural_key):
+            target, pattern = rename_source_key(key, renamings, converters, prefix, known)
+            if target not in known and key in known:
+                target, pattern = rename_source_key(key, [], [], prefix, known)
+            found.setdefault(target, []).append((pattern or key, key))
+        for entries in found.values():
+            entries.sort(key=lambda entry: order.get(entry[0], 0))  # stable: the order within a pattern stays
+        return found
+
+    @staticmethod
+    def torch_dtype(byte_range: ByteRange) -> torch.dtype:
+        """Give the dtype of a range as torch has it."""
+        dtype: torch.dtype = getattr(torch, dtype_named(byte_range.dtype).torch)
+        return dtype
+
+
+class MappedPages:
+    """The pages of memory-mapped checkpoint files that loading brings in, and giving them back.
+
+    The loader maps a checkpoint and keeps the mapping while it loads, so that every byte that was quantized would count
+    as memory in use. Pages given back are read again when they are needed. Mappings that exist when this is made belong
+    to others, who may have written to them, and are left alone. Does nothing where the system has no such call.
+    """
+
+    def __init__(self, files: Iterable[str | Path], every_nbytes: int = 16 << 20) -> None:
+        self._files = {os.path.realpath(file) for file in files}
+        self._others = {start for start, _ in self._mappings()}
+        self._every_nbytes = every_nbytes
+        self._pending = 0
+
+    def used(self, nbytes: int) -> None:
+        """Count `nbytes` that are needed no more; give the pages back when enough have come together."""
+        self._pending += nbytes
+        if self._pending >= self._every_nbytes:
+            self._pending = 0
+            self.drop()
+
+    def drop(self) -> None:
+        """Give back every page of the mappings made since."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        for start, stop in self._mappings():
+            if start not in self._others:
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
+
+    def _mappings(self) -> list[tuple[int, int]]:
+        if not _MAPS.exists():
+            return []
+        found = []
+        for line in _MAPS.read_text().splitlines():
+            fields = line.split(None, 5)
+            if len(fields) == 6 and fields[5] in self._files:
+                start, stop = fields[0].split("-")
+                found.append((int(start, 16), int(stop, 16)))
+        return found
