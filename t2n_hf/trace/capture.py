@@ -1,0 +1,126 @@
+"""Capture of a model as a graph, by torch.export under fake tensors; no weight is read."""
+
+from contextlib import ExitStack
+from typing import Any, Final, Literal
+
+import sympy
+import torch
+from torch import fx
+
+from t2n_hf.errors import CaptureError, ConfigError, T2NError
+from t2n_hf.trace.captured import Captured
+from t2n_hf.trace.fakes import canonical_names, fake_weights
+from t2n_hf.trace.flat import FlatInterface, dim_name, flatten_interface
+from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.layers import PieceError
+from t2n_hf.trace.passes import simplify
+from t2n_hf.trace.pieces import PieceRecorder
+
+__all__ = ["CAPTURE_MODES", "capture"]
+
+CAPTURE_MODES: Final = ("auto", "pieces", "whole")
+
+
+def capture(interface: Interface, dtype: torch.dtype, mode: Literal["auto", "pieces", "whole"] = "auto") -> Captured:
+    """Capture the module of an interface with weights of `dtype`.
+
+    Mode "pieces" traces each kind of the interface's layers once, "whole" traces every layer in place, and "auto" is
+    "pieces", or "whole" when a layer cannot be a piece (`Captured.notes` says why). The module is left as it was.
+
+    Raises:
+        CaptureError: torch.export cannot capture the module, or a layer cannot be a piece in mode "pieces".
+        ConfigError: an unknown mode, or an interface whose parts do not fit together.
+    """
+    if mode not in CAPTURE_MODES:
+        raise ConfigError(f"capture mode {mode!r}; expected one of {', '.join(CAPTURE_MODES)}")
+    canonical = canonical_names(interface.weight_owner)
+    layers = () if mode == "whole" else interface.layers
+    with torch.no_grad(), fake_weights(interface.module, dtype):
+        flat = flatten_interface(interface, dtype)
+        try:
+            captured = _capture(interface, flat, layers)
+        except PieceError as reason:
+            if mode == "pieces":
+                raise CaptureError(f"{type(interface.module).__name__}: {reason}; capture it whole") from reason
+            captured = _capture(interface, flat, ())
+            captured.notes = (str(reason),)
+    captured.canonical = canonical
+    for graph in (captured, *captured.pieces):
+        simplify(graph)
+    return captured
+
+
+def _capture(interface: Interface, flat: FlatInterface, layers: tuple[str, ...]) -> Captured:
+    recorder = PieceRecorder(flat.module, tuple(f"module.{name}" for name in layers), _weight_namer(interface))
+    with ExitStack() as stack:
+        if layers:
+            stack.enter_context(recorder.recording())
+        exported = _export(flat)
+    captured = _read_export(exported, interface, flat)
+    captured.pieces, captured.calls = recorder.pieces, recorder.calls
+    return captured
+
+
+def _export(flat: FlatInterface) -> torch.export.ExportedProgram:
+    try:
+        return torch.export.export(flat.module, (flat.tensors,), dynamic_shapes=(flat.dims,), strict=False)
+    except (T2NError, PieceError):
+        raise
+    except Exception as error:
+        name = type(flat.module.module).__name__
+        raise CaptureError(f"torch.export cannot capture {name}: {type(error).__name__}: {error}") from error
+
+
+def _weight_namer(interface: Interface) -> Any:  # noqa: ANN401 - a function of names
+    """Names inside the flat module -> names of the weight owner."""
+    start = ".".join(part for part in ("module", interface.prefix) if part) + "."
+
+    def name(inside: str) -> str:
+        return inside.removeprefix(start) if inside.startswith(start) else inside.removeprefix("module.")
+
+    return name
+
+
+def _read_export(exported: torch.export.ExportedProgram, interface: Interface, flat: FlatInterface) -> Captured:
+    signature, graph = exported.graph_signature, exported.graph
+    weight_name = _weight_namer(interface)
+    stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    lifted = signature.inputs_to_lifted_tensor_constants
+    values = {**exported.state_dict, **exported.constants}
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    inputs, weights, constants = [], {}, {}
+    for node in placeholders:
+        name = stored.get(node.name) or lifted.get(node.name)
+        if name is None:
+            inputs.append(node)
+        elif isinstance(values[name], torch._subclasses.FakeTensor):
+            weights[node] = weight_name(name)
+        else:
+            constants[node] = values[name]
+    results = next(node for node in graph.nodes if node.op == "output").args[0]
+    return Captured(
+        graph=graph,
+        inputs=list(zip(inputs, interface.input_names, strict=True)),
+        outputs=list(zip(results, interface.output_names, strict=True)),
+        weights=weights,
+        constants=constants,
+        symbols=_symbols(inputs, flat),
+        asserts=interface.asserts,
+    )
+
+
+def _symbols(inputs: list[fx.Node], flat: FlatInterface) -> dict[sympy.Symbol, str]:
+    """Name the symbols: by the Dim of the input that has them, or N0, N1... for lengths without a named Dim."""
+    symbols: dict[sympy.Symbol, str] = {}
+    others: list[sympy.Symbol] = []
+    for node, dims in zip(inputs, flat.dims, strict=True):
+        for axis, length in enumerate(node.meta["val"].shape):
+            if not isinstance(length, torch.SymInt):
+                continue
+            name, expression = dim_name(dims.get(axis)), length.node.expr
+            if name is not None and expression.is_Symbol:
+                symbols.setdefault(expression, name)
+            others.extend(expression.free_symbols)
+    for symbol in dict.fromkeys(others):
+        symbols.setdefault(symbol, f"N{sum(name.startswith('N') for name in symbols.values())}")
+    return symbols

@@ -1,0 +1,100 @@
+"""Stand-ins for weights while a model is captured: the same shape, the dtype of the export, no values."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from t2n_hf.errors import CaptureError
+
+__all__ = ["canonical_names", "fake_weights"]
+
+
+def canonical_names(module: nn.Module) -> dict[str, str]:
+    """Map each name of a parameter or persistent buffer to the first name of the same object (itself when not tied)."""
+    first: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        names[name] = first.setdefault(id(tensor), name)
+    return names
+
+
+@dataclass
+class _Swap:
+    """One pass over a module's tensors: what was where, and the stand-in of each object."""
+
+    dtype: torch.dtype
+    mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+    undo: list[tuple[dict[str, torch.Tensor | None], dict[str, torch.Tensor | None]]] = field(default_factory=list)
+    stand_ins: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def swap(self, module: nn.Module, where: str) -> None:
+        """Put stand-ins into one module (not its children)."""
+        for tensors in (module._parameters, module._buffers):
+            self.undo.append((tensors, dict(tensors)))  # type: ignore[arg-type]
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = self._stand_in(parameter, is_parameter=True)  # type: ignore[assignment]
+        for name, buffer in module._buffers.items():
+            if buffer is None:
+                continue
+            if name not in module._non_persistent_buffers_set and buffer.is_floating_point():
+                module._buffers[name] = self._stand_in(buffer, is_parameter=False)
+            else:
+                module._buffers[name] = self._real(buffer, f"{where}.{name}" if where else name)
+
+    def _stand_in(self, tensor: torch.Tensor, *, is_parameter: bool) -> torch.Tensor:
+        if id(tensor) not in self.stand_ins:
+            dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
+            with self.mode:
+                fake = torch.empty(tuple(tensor.shape), dtype=dtype)
+            self.stand_ins[id(tensor)] = nn.Parameter(fake, requires_grad=False) if is_parameter else fake
+        return self.stand_ins[id(tensor)]
+
+    def _real(self, buffer: torch.Tensor, where: str) -> torch.Tensor:
+        """A buffer whose values the graph will hold: on the CPU, and of a type that tract knows."""
+        if buffer.is_meta or isinstance(buffer, FakeTensor):
+            raise CaptureError(
+                f"buffer {where!r} has no values (it is on the {buffer.device} device) and no checkpoint stores it; "
+                "compute it before the export, e.g. by loading the model instead of building it from its config"
+            )
+        if id(buffer) not in self.stand_ins:
+            real = buffer.detach().cpu()
+            self.stand_ins[id(buffer)] = real.to(self.dtype) if real.dtype is torch.bfloat16 else real
+        return self.stand_ins[id(buffer)]
+
+    def restore(self) -> None:
+        """Put everything back, whatever the capture did to the dictionaries meanwhile."""
+        for tensors, before in reversed(self.undo):
+            tensors.clear()
+            tensors.update(before)
+
+
+@contextmanager
+def fake_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Replace weights by stand-ins of `dtype` on the CPU, and switch to inference, until the block is left in any way.
+
+    Weights are all parameters, whatever their class, and the persistent floating buffers; one object gets one stand-in,
+    so ties stay. Other buffers keep their values; the originals are untouched by whatever the capture does to them.
+
+    Raises:
+        CaptureError: a buffer that no checkpoint stores has no values.
+    """
+    swap = _Swap(dtype)
+    training = [child for child in module.modules() if child.training]
+    try:
+        for name, child in module.named_modules():
+            swap.swap(child, name)
+        for child in training:
+            child.training = False
+        yield
+    finally:
+        swap.restore()
+        for child in training:
+            child.training = True

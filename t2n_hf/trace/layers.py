@@ -1,0 +1,195 @@
+"""What a trace of a layer depends on, as values that can be compared: its parts, and the arguments that it is called with."""
+
+import hashlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+__all__ = ["Argument", "Arguments", "PieceError", "bind", "describe_layer", "layer_index", "shape_of"]
+
+_INDEX: Final = "layer_idx"
+_SCALARS: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
+# What every module has: bookkeeping of torch, not a property of the layer.
+_BOOKKEEPING: Final = frozenset((*nn.Module().__dict__, _INDEX))
+
+
+class PieceError(Exception):
+    """This layer cannot be captured on its own; the text says why."""
+
+
+def describe_layer(layer: nn.Module) -> Any:  # noqa: ANN401 - any value with an equality
+    """Everything of a layer that its trace can depend on, except which layer of the model it is.
+
+    Types, shapes and dtypes of parameters and how they are tied, values of buffers that have them, scalar attributes of all
+    submodules; other attributes count by identity.
+    """
+    ties: dict[int, int] = {}
+    modules = [
+        (name, type(module), tuple(sorted((k, _describe(v)) for k, v in vars(module).items() if k not in _BOOKKEEPING)))
+        for name, module in layer.named_modules(remove_duplicate=False)
+    ]
+    tensors = [
+        (name, _describe(tensor), ties.setdefault(id(tensor), len(ties)))
+        for name, tensor in (
+            *layer.named_parameters(remove_duplicate=False),
+            *layer.named_buffers(remove_duplicate=False),
+        )
+    ]
+    return tuple(modules), tuple(tensors)
+
+
+def _describe(value: object) -> Any:  # noqa: ANN401 - any value with an equality
+    if isinstance(value, _SCALARS):
+        return (type(value).__name__, value)
+    if isinstance(value, torch.Tensor):
+        facts = (tuple(value.shape), value.dtype)
+        return facts if isinstance(value, FakeTensor) else (*facts, _digest(value))
+    if isinstance(value, tuple | list):
+        return (type(value).__name__, tuple(_describe(item) for item in value))
+    if isinstance(value, dict):
+        return ("dict", tuple((repr(key), _describe(item)) for key, item in value.items()))
+    return ("object", id(value))
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(plain.numpy()).hexdigest()
+
+
+def layer_index(layer: nn.Module) -> int | None:
+    """The `layer_idx` that the layer's modules agree on; None when they have none, or different ones."""
+    found = {vars(module)[_INDEX] for module in layer.modules() if isinstance(vars(module).get(_INDEX), int)}
+    return found.pop() if len(found) == 1 else None
+
+
+def shape_of(leaf: object) -> Any:  # noqa: ANN401 - any value with an equality
+    """Shape and dtype of a tensor with symbols as expressions; any other leaf is its own description."""
+    if isinstance(leaf, torch.Tensor):
+        return (tuple(d.node.expr if isinstance(d, torch.SymInt) else d for d in leaf.shape), leaf.dtype)
+    return _describe(leaf)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One bound argument: leaves `start` up to `stop`. `is_leaf` tells a tensor or a number from a container."""
+
+    name: str
+    start: int
+    stop: int
+    spec: Any
+    is_leaf: bool
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call, bound to the layer's signature and taken apart into leaves."""
+
+    bound: inspect.BoundArguments
+    arguments: tuple[Argument, ...]
+    leaves: list[Any]
+
+    def alike(self, other: "Arguments") -> bool:
+        """Whether both calls have the same parameters and structure, and equal leaves where these are no tensors."""
+        if len(self.leaves) != len(other.leaves) or self.arguments != other.arguments:
+            return False
+        pairs = zip(self.leaves, other.leaves, strict=True)
+        return all(
+            isinstance(a, torch.Tensor) == isinstance(b, torch.Tensor)
+            and (isinstance(a, torch.Tensor) or _describe(a) == _describe(b))
+            for a, b in pairs
+        )
+
+    def snapshot(self) -> "Arguments":
+        """The leaves as they are now; what the model does to its containers later is not seen."""
+        return Arguments(self.bound, self.arguments, list(self.leaves))
+
+    def argument_of(self, leaf: int) -> Argument:
+        """The argument that a leaf belongs to."""
+        return next(argument for argument in self.arguments if argument.start <= leaf < argument.stop)
+
+    def leaf_name(self, leaf: int) -> str:
+        """A name for a leaf: that of its argument, with a number when the argument is a container."""
+        argument = self.argument_of(leaf)
+        return argument.name if argument.is_leaf else f"{argument.name}_{leaf - argument.start}"
+
+    def rebuilt(self, leaves: list[Any]) -> inspect.BoundArguments:
+        """The same call with other leaves, in fresh containers."""
+        values = [pytree.tree_unflatten(leaves[a.start : a.stop], a.spec) for a in self.arguments]
+        return _with_values(self.bound, values)
+
+    def values_of(self, bound: inspect.BoundArguments) -> list[Any]:
+        """The arguments of a call built by `rebuilt`, in order."""
+        return _values(bound)
+
+    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
+        """Put new tensors into the caller's own containers, as the layer would have done."""
+        for argument, value in zip(self.arguments, _values(self.bound), strict=True):
+            mine = {leaf: new for leaf, new in changes.items() if argument.start <= leaf < argument.stop}
+            if mine:
+                leaves = [mine.get(leaf, self.leaves[leaf]) for leaf in range(argument.start, argument.stop)]
+                _transplant(value, pytree.tree_unflatten(leaves, argument.spec))
+
+
+def _values(bound: inspect.BoundArguments) -> list[Any]:
+    values: list[Any] = []
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        values.extend(value.values() if kind is inspect.Parameter.VAR_KEYWORD else [value])
+    return values
+
+
+def _with_values(bound: inspect.BoundArguments, values: list[Any]) -> inspect.BoundArguments:
+    fresh = inspect.BoundArguments(bound.signature, type(bound.arguments)())
+    rest = iter(values)
+    for name, value in bound.arguments.items():
+        is_rest = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        fresh.arguments[name] = {key: next(rest) for key in value} if is_rest else next(rest)
+    return fresh
+
+
+def _transplant(target: object, source: object) -> None:
+    """Make a container equal to another one of its type, in place."""
+    if isinstance(target, list):
+        target[:] = source  # type: ignore[call-overload]
+    elif isinstance(target, dict):
+        target.clear()
+        target.update(source)  # type: ignore[call-overload]
+    elif isinstance(target, tuple) or not hasattr(target, "__dict__"):
+        raise PieceError(f"it changes tensors inside a {type(target).__name__}, which cannot be changed from outside")
+    else:
+        vars(target).clear()
+        vars(target).update(vars(source))
+
+
+def bind(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str) -> Arguments:
+    """Bind a call to the signature of the layer's forward.
+
+    Raises:
+        PieceError: the call does not fit the signature, or an argument is something that cannot be compared.
+    """
+    try:
+        bound = inspect.signature(layer.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise PieceError(f"the call of {where} does not fit its signature: {error}") from error
+    arguments: list[Argument] = []
+    leaves: list[Any] = []
+    names = [
+        key
+        for name, value in bound.arguments.items()
+        for key in (value if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else [name])
+    ]
+    for name, value in zip(names, _values(bound), strict=True):
+        flat, spec = pytree.tree_flatten(value)
+        for leaf in flat:
+            if not isinstance(leaf, (torch.Tensor, *_SCALARS)):
+                raise PieceError(f"argument {name!r} of {where} holds a {type(leaf).__name__}, which is not a pytree")
+        is_leaf = len(flat) == 1 and flat[0] is value
+        arguments.append(Argument(name, len(leaves), len(leaves) + len(flat), spec, is_leaf))
+        leaves.extend(flat)
+    return Arguments(bound, tuple(arguments), leaves)

@@ -1,0 +1,43 @@
+"""Passes: functions from a graph to (graph, changed); one per file; run twice they change nothing the second time."""
+
+from collections.abc import Callable
+from typing import Final
+
+from torch import fx
+
+from t2n_hf.trace.captured import CapturedGraph
+from t2n_hf.trace.passes.aliases import drop_aliases
+from t2n_hf.trace.passes.asserts import drop_asserts
+from t2n_hf.trace.passes.dead_code import drop_dead_code
+from t2n_hf.trace.passes.float_mask import float_masks
+from t2n_hf.trace.passes.result import PassResult
+from t2n_hf.trace.passes.rms_norm import fuse_rms_norm
+from t2n_hf.trace.passes.rope import fuse_rope
+
+__all__ = ["PASSES", "simplify"]
+
+PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
+    drop_asserts,
+    drop_aliases,
+    fuse_rms_norm,
+    fuse_rope,
+    float_masks,
+    drop_dead_code,
+)
+
+
+def simplify(captured: CapturedGraph) -> None:
+    """Run all passes over a captured graph, in place, and drop weights and constants that nothing uses any more."""
+    graph = captured.graph
+    for run in PASSES:
+        run(graph)
+        graph.lint()
+    results = next(node for node in graph.nodes if node.op == "output").args[0]
+    names = [name for _, name in captured.outputs]
+    captured.outputs[:] = zip(results, names, strict=True)
+    alive = set(graph.nodes)
+    for stored in (captured.weights, captured.constants):
+        for node in [node for node in stored if node not in alive or not node.users]:
+            del stored[node]  # type: ignore[arg-type]
+            if node in alive:
+                graph.erase_node(node)

@@ -1,0 +1,79 @@
+"""Calls that give their first argument back."""
+
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from t2n_hf.trace.passes.result import PassResult
+
+__all__ = ["drop_aliases"]
+
+_aten = torch.ops.aten
+
+_ALIASES: Final = frozenset(
+    {
+        _aten.alias.default,
+        _aten.clone.default,
+        _aten.contiguous.default,
+        _aten.detach.default,
+        _aten.detach_.default,
+        _aten.lift_fresh_copy.default,
+        _aten.lift_fresh.default,
+        _aten.positive.default,
+    }
+)
+# With `train` or `training` False, which is their second or third argument.
+_DROPOUTS: Final = {
+    _aten.dropout.default: 2,
+    _aten.dropout_.default: 2,
+    _aten.feature_dropout.default: 2,
+    _aten.alpha_dropout.default: 2,
+    _aten.native_dropout.default: 2,
+}
+_CASTS: Final = frozenset(
+    {
+        _aten.to.device,
+        _aten.to.dtype,
+        _aten.to.dtype_layout,
+        _aten.to.other,
+        _aten._to_copy.default,
+        _aten.type_as.default,
+    }
+)
+# Nothing moves: these give back a tensor of the same shape.
+_SAME_SHAPE: Final = frozenset(
+    {_aten.expand.default, _aten.expand_as.default, _aten.view.default, _aten.reshape.default}
+)
+
+
+def drop_aliases(graph: fx.Graph) -> PassResult:
+    """Replace copies, casts to the same dtype, expansions to the same shape and dropout by what they are given.
+
+    Values, order and the other nodes' names are kept.
+    """
+    aliases = [node for node in graph.nodes if node.op == "call_function" and _is_alias(node)]
+    for node in aliases:
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+    return PassResult(graph, bool(aliases))
+
+
+def _is_alias(node: fx.Node) -> bool:
+    target: Any = node.target
+    if not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    source, value = node.args[0].meta.get("val"), node.meta.get("val")
+    if not isinstance(source, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return False
+    if target in _ALIASES:
+        return True
+    if target in _DROPOUTS:
+        return len(node.args) > 2 and node.args[2] is False
+    if target in _CASTS:
+        return source.dtype == value.dtype
+    return target in _SAME_SHAPE and _shape(source) == _shape(value)
+
+
+def _shape(value: torch.Tensor) -> list[Any]:
+    return [length.node.expr if isinstance(length, torch.SymInt) else length for length in value.shape]

@@ -1,0 +1,156 @@
+"""Repeated layers, each kind traced once: in the graph of the model a layer is one call of the operator `t2n_hf::layer`.
+
+While the model is traced, its layers are replaced by stand-ins. A stand-in binds its arguments as the layer would, finds a
+kind that is equal to it in everything that a trace depends on, or traces the layer there and then, on the very fake tensors
+that the model passes it. So a piece has the symbols of the model, and a layer costs one call instead of a hundred.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final, final
+
+import torch
+from torch import nn
+
+from t2n_hf.trace.captured import Piece, PieceCall
+from t2n_hf.trace.layers import Arguments, PieceError, bind, describe_layer, layer_index, shape_of
+from t2n_hf.trace.tracing import TracedLayer, trace_layer
+
+__all__ = ["LAYER_OP", "PieceRecorder"]
+
+
+@torch.library.custom_op("t2n_hf::layer", mutates_args=())
+def _layer(call: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    raise RuntimeError("t2n_hf::layer stands for a layer while a model is captured; it cannot be executed")
+
+
+@_layer.register_fake
+def _(call: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return _RECORDER.get().results(call)
+
+
+LAYER_OP: Final = torch.ops.t2n_hf.layer.default
+_RECORDER: ContextVar["PieceRecorder"] = ContextVar("t2n_hf_piece_recorder")
+
+
+@final
+class _StandIn(nn.Module):
+    """Takes the place of a layer in its ModuleList. Attributes that the model reads are those of the layer."""
+
+    def __init__(self, layer: nn.Module, call: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.__dict__["layer"] = layer  # not a submodule: the outer graph must not see its weights
+        self.__dict__["call"] = call
+        self.training = layer.training
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the layer has
+        return getattr(self.__dict__["layer"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the layer takes and gives
+        """Record a call of the layer."""
+        return self.__dict__["call"](args, kwargs)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A traced layer and all that another layer must share with it."""
+
+    description: Any
+    index: int | None
+    arguments: Arguments
+    traced: TracedLayer
+
+    def leaves_for(self, arguments: Arguments, index: int | None) -> tuple[list[int], list[int]] | None:
+        """Which leaves of another layer's arguments are this kind's inputs, and which ones it changes; None if unlike."""
+        shift = self.traced.state_shift(self.arguments, self.index, index)
+        if shift is None or not arguments.alike(self.arguments):
+            return None
+        inputs = [leaf + shift.get(leaf, 0) for leaf in self.traced.inputs]
+        changed = [leaf + shift.get(leaf, 0) for leaf in self.traced.changed]
+        if not all(0 <= leaf < len(arguments.leaves) for leaf in (*inputs, *changed)):
+            return None
+        for mine, other in zip(self.traced.inputs, inputs, strict=True):
+            if shape_of(self.arguments.leaves[mine]) != shape_of(arguments.leaves[other]):
+                return None
+        return inputs, changed
+
+
+@final
+@dataclass
+class PieceRecorder:
+    """Records the layers of one capture. `pieces`, `calls` are complete when the model has been traced.
+
+    Args:
+        module: the module that is traced.
+        layers: names of its ModuleLists of layers.
+        name_weight: gives a module's name among the weights from its name inside `module`.
+    """
+
+    module: nn.Module
+    layers: tuple[str, ...]
+    name_weight: Callable[[str], str]
+    calls: dict[int, PieceCall] = field(default_factory=dict)
+    _kinds: list[_Kind] = field(default_factory=list)
+    _results: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The kinds, in the order of their first layers."""
+        return [kind.traced.piece for kind in self._kinds]
+
+    def results(self, call: int) -> list[torch.Tensor]:
+        """Fresh fake tensors like the results of this call."""
+        return [torch.empty_like(value) for value in self._results[call]]
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Put stand-ins in the place of the layers until the block is left in any way."""
+        undo: list[tuple[dict[str, Any], str, nn.Module]] = []
+        token = _RECORDER.set(self)
+        try:
+            for list_name in self.layers:
+                children: dict[str, Any] = self.module.get_submodule(list_name)._modules
+                for key, layer in list(children.items()):
+                    undo.append((children, key, layer))
+                    children[key] = _StandIn(layer, self._caller(layer, f"{list_name}.{key}"))
+            yield
+        finally:
+            for children, key, layer in undo:
+                children[key] = layer
+            _RECORDER.reset(token)
+
+    def _caller(self, layer: nn.Module, where: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - the layer's result
+            return self._record(layer, where, bind(layer, args, kwargs, where))
+
+        return call
+
+    def _record(self, layer: nn.Module, where: str, arguments: Arguments) -> Any:  # noqa: ANN401 - the layer's result
+        number, inputs, changed = self._kind_of(layer, where, arguments)
+        traced = self._kinds[number].traced
+        call = len(self.calls)
+        self.calls[call] = PieceCall(number, f"{self.name_weight(where)}.")
+        self._results[call] = traced.results
+        leaves = arguments.leaves
+        results = torch.ops.t2n_hf.layer(call, [leaves[leaf] for leaf in inputs])
+        arguments.replace({leaf: results[at] for leaf, at in zip(changed, traced.changed.values(), strict=True)})
+        return traced.rebuild(results, inputs, arguments)
+
+    def _kind_of(self, layer: nn.Module, where: str, arguments: Arguments) -> tuple[int, list[int], list[int]]:
+        description, index = describe_layer(layer), layer_index(layer)
+        for number, kind in enumerate(self._kinds):
+            leaves = kind.leaves_for(arguments, index) if kind.description == description else None
+            if leaves is not None:
+                return number, *leaves
+        traced = trace_layer(layer, arguments, where, _piece_name(layer))
+        self._kinds.append(_Kind(description, index, arguments.snapshot(), traced))
+        return len(self._kinds) - 1, list(traced.inputs), list(traced.changed)
+
+
+def _piece_name(layer: nn.Module) -> str:
+    """LlamaDecoderLayer -> llama_decoder_layer; GPT2Block -> gpt2_block."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(layer).__name__)
+    return words.lower()

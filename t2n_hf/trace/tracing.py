@@ -1,0 +1,224 @@
+"""One layer traced by itself, on the fake tensors of the model around it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
+
+from t2n_hf.trace.captured import Piece
+from t2n_hf.trace.layers import Arguments, PieceError
+
+__all__ = ["TracedLayer", "trace_layer"]
+
+
+@dataclass(frozen=True)
+class TracedLayer:
+    """A traced layer, and how its graph's inputs and results map to the leaves of its arguments and of its result.
+
+    Attributes:
+        piece: the graph.
+        inputs: leaf of the arguments that each input is.
+        results: fake tensors of the graph's results.
+        changed: leaf of the arguments that the layer replaces -> number of the result that replaces it.
+        returned: for each leaf of the layer's own result ("result", number), ("leaf", leaf of the arguments),
+            ("argument", number of an argument that is a container) or ("value", value).
+        spec: structure of the layer's own result.
+    """
+
+    piece: Piece
+    inputs: list[int]
+    results: list[torch.Tensor]
+    changed: dict[int, int]
+    returned: list[tuple[str, Any]]
+    spec: Any
+
+    def rebuild(self, results: list[torch.Tensor], inputs: list[int], arguments: Arguments) -> Any:  # noqa: ANN401
+        """Put the layer's result together from the results of a call, whose inputs were these leaves of its arguments."""
+        moved = dict(zip(self.inputs, inputs, strict=True))
+        sources: dict[str, Callable[[Any], Any]] = {
+            "result": results.__getitem__,
+            "leaf": lambda leaf: arguments.leaves[moved.get(leaf, leaf)],
+            "argument": arguments.values_of(arguments.bound).__getitem__,
+            "value": lambda value: value,
+        }
+        return pytree.tree_unflatten([sources[kind](what) for kind, what in self.returned], self.spec)
+
+    def state_shift(self, arguments: Arguments, mine: int | None, other: int | None) -> dict[int, int] | None:
+        """How far the leaves of the state (a cache) are moved for another layer, by leaf; None if that cannot be told.
+
+        A layer that changes tensors of a container is taken to use that container's part number `layer_idx`, all parts of
+        one length; it is checked that the traced layer used just that part.
+        """
+        shift: dict[int, int] = {}
+        for argument in arguments.arguments:
+            if argument.is_leaf:
+                continue
+            within = range(argument.start, argument.stop)
+            used = sorted({*self.inputs, *self.changed} & set(within))
+            if not any(leaf in within for leaf in self.changed):
+                tensors = [leaf for leaf in within if isinstance(arguments.leaves[leaf], torch.Tensor)]
+                if used not in ([], tensors):
+                    return None  # it chose among them, and another layer may choose otherwise
+                continue
+            if mine is None or other is None:
+                return None
+            start = argument.start + mine * len(used)
+            if used != list(range(start, start + len(used))):
+                return None
+            shift.update(dict.fromkeys(used, (other - mine) * len(used)))
+        return shift
+
+
+@dataclass
+class _Run:
+    """What one run of the layer showed; filled while it is traced."""
+
+    changed: dict[int, int]
+    returned: list[tuple[str, Any]]
+    spec: Any = None
+
+
+def trace_layer(layer: nn.Module, arguments: Arguments, where: str, name: str) -> TracedLayer:
+    """Trace a layer called with `arguments`, whose tensors are fakes of the trace that is going on around it.
+
+    Raises:
+        PieceError: the layer has effects that its results do not show, or cannot be traced by itself.
+    """
+    places = [at for at, leaf in enumerate(arguments.leaves) if isinstance(leaf, torch.Tensor)]
+    mode = detect_fake_mode([arguments.leaves[at] for at in places])
+    if mode is None:
+        raise PieceError(f"{where} is called without a traced tensor")
+    own = {
+        **dict(layer.named_parameters(remove_duplicate=False)),
+        **dict(layer.named_buffers(remove_duplicate=False)),
+    }
+    run = _Run({}, [])
+
+    def body(weights: dict[str, torch.Tensor], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        with _reparametrize_module(layer, weights):
+            return _run_layer(layer, arguments, dict(zip(places, tensors, strict=True)), run)
+
+    body._orig_mod = layer  # type: ignore[attr-defined] # make_fx records the module stack relative to it
+    with disable_proxy_modes_tracing():
+        fakes: dict[int, torch.Tensor] = {}
+        weights = {n: fakes.setdefault(id(t), mode.from_tensor(t.detach(), static_shapes=True)) for n, t in own.items()}
+        try:
+            tracer = make_fx(body, pre_dispatch=True, record_module_stack=True, _allow_non_fake_inputs=True)
+            traced = tracer(weights, [arguments.leaves[at] for at in places])
+        except PieceError:
+            raise
+        except Exception as error:
+            raise PieceError(f"{where} cannot be traced by itself: {type(error).__name__}: {error}") from error
+    piece = Piece(graph=traced.graph, inputs=[], outputs=[], weights={}, constants={}, name=name, where=where)
+    return _read_trace(traced, own, arguments, places, run, piece)
+
+
+def _run_layer(
+    layer: nn.Module, arguments: Arguments, tensors: dict[int, torch.Tensor], run: _Run
+) -> list[torch.Tensor]:
+    """Run the layer on fresh containers, and sort out what is new in them and in its result."""
+    leaves = [tensors.get(at, leaf) for at, leaf in enumerate(arguments.leaves)]
+    call = arguments.rebuilt(leaves)
+    result = layer(*call.args, **call.kwargs)
+    after, after_specs = _flatten_all(arguments.values_of(call))
+    if after_specs != [argument.spec for argument in arguments.arguments]:
+        raise PieceError("it changes the structure of its arguments")
+    news: list[torch.Tensor] = []
+    numbers: dict[int, int] = {}
+
+    def number(tensor: torch.Tensor) -> int:
+        if id(tensor) not in numbers:
+            numbers[id(tensor)] = len(news)
+            news.append(tensor)
+        return numbers[id(tensor)]
+
+    values = arguments.values_of(call)
+    containers = {id(v): n for n, (v, a) in enumerate(zip(values, arguments.arguments, strict=True)) if not a.is_leaf}
+    flat, run.spec = pytree.tree_flatten(result, is_leaf=lambda node: id(node) in containers)
+    given = {id(leaf): at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+    for leaf in flat:
+        if id(leaf) in containers:
+            run.returned.append(("argument", containers[id(leaf)]))
+        elif not isinstance(leaf, torch.Tensor):
+            run.returned.append(("value", leaf))
+        elif id(leaf) in given:
+            run.returned.append(("leaf", given[id(leaf)]))
+        else:
+            run.returned.append(("result", number(leaf)))
+    for at, (old, new) in enumerate(zip(leaves, after, strict=True)):
+        if new is not old and isinstance(new, torch.Tensor):
+            run.changed[at] = number(new)
+    return news
+
+
+def _flatten_all(values: list[Any]) -> tuple[list[Any], list[Any]]:
+    leaves, specs = [], []
+    for value in values:
+        flat, spec = pytree.tree_flatten(value)
+        leaves.extend(flat)
+        specs.append(spec)
+    return leaves, specs
+
+
+def _refuse_effects(graph: fx.Graph, placeholders: list[fx.Node]) -> None:
+    """Raise PieceError when an operator writes into an input or a weight, or into a view of one."""
+    roots = set(placeholders)
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not node.args or not isinstance(node.args[0], fx.Node):
+            continue
+        first = schema.arguments[0].alias_info if schema.arguments else None
+        if first is None or node.args[0] not in roots:
+            continue
+        if first.is_write:
+            raise PieceError(f"{node.target} in it changes a tensor in place that comes from outside")
+        roots.add(node)
+
+
+def _read_trace(
+    traced: fx.GraphModule,
+    own: dict[str, torch.Tensor],
+    arguments: Arguments,
+    places: list[int],
+    run: _Run,
+    piece: Piece,
+) -> TracedLayer:
+    graph = piece.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    if len(placeholders) != len(own) + len(places):
+        raise PieceError("its trace has other inputs than its weights and arguments")
+    _refuse_effects(graph, placeholders)
+    inputs: list[int] = []
+    for node, (name, tensor) in zip(placeholders, own.items(), strict=False):
+        if not node.users:
+            graph.erase_node(node)
+        elif isinstance(tensor, FakeTensor):
+            piece.weights[node] = name
+        else:
+            piece.constants[node] = tensor
+    for node, at in zip(placeholders[len(own) :], places, strict=True):
+        if node.users:
+            piece.inputs.append((node, arguments.leaf_name(at)))
+            inputs.append(at)
+        else:
+            graph.erase_node(node)
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            piece.constants[node] = getattr(traced, node.target)
+    nodes = next(node for node in graph.nodes if node.op == "output").args[0]
+    if not all(isinstance(node, fx.Node) for node in nodes):
+        raise PieceError("a result of it is no tensor of its trace")
+    names = {n: f"{arguments.leaf_name(at)}_out" for at, n in run.changed.items()}
+    plain = [n for kind, n in run.returned if kind == "result" and n not in names]
+    for position, n in enumerate(plain):
+        names.setdefault(n, "output" if len(plain) == 1 else f"output_{position}")
+    piece.outputs.extend((node, names[n]) for n, node in enumerate(nodes))
+    results = [node.meta["val"] for node in nodes]
+    return TracedLayer(piece, inputs, results, run.changed, run.returned, run.spec)
