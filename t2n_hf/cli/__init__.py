@@ -1,1 +1,1 @@
-"""cli."""
+"""The `t2n-hf` command."""

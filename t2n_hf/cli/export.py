@@ -1,0 +1,97 @@
+"""`t2n-hf export`."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from tqdm import tqdm
+
+from t2n_hf.cli.options import parse_device_map, parse_max_memory, print_json, progress_bar
+from t2n_hf.export import export_nnef
+
+__all__ = ["export"]
+
+Option = typer.Option
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="A Hub id, or a folder with a checkpoint.")],
+    out: Annotated[str, typer.Argument(help="The export folder to make.")],
+    *,
+    weights: Annotated[str | None, Option(help="Quantize matrices: q4_0, or any installed class.")] = None,
+    embeddings: Annotated[str | None, Option(help="The same for the token embeddings.")] = None,
+    lm_head: Annotated[str | None, Option(help="The same for the output layer.")] = None,
+    dtype: Annotated[
+        str | None, Option(help="Numbers of the archive: f32 or f16. Default: the model's, f32 for bf16.")
+    ] = None,
+    task: Annotated[str | None, Option(help="Default: by the model's architecture.")] = None,
+    device_map: Annotated[
+        str, Option(help='Where weights live: disk, cpu, auto, or JSON ({"lm_head": "cpu"}).')
+    ] = "disk",
+    max_memory: Annotated[list[str] | None, Option(help="DEVICE=SIZE, as in cpu=2GB; with --device-map auto.")] = None,
+    format: Annotated[str, Option(help="tgz, tar or dir (an open folder).")] = "tgz",
+    level: Annotated[int, Option(help="Compression of a tgz, 0 to 9.")] = 0,
+    max_context: Annotated[int | None, Option(help="Largest number of positions. Default: the model's.")] = None,
+    all_logits: Annotated[bool, Option("--all-logits", help="Logits of every position, not of the last one.")] = False,
+    capture: Annotated[str, Option(help="auto, pieces or whole.")] = "auto",
+    flat: Annotated[bool, Option("--flat", help="Write the graph without fragments.")] = False,
+    check: Annotated[bool, Option(help="Run the archive in tract and compare it with PyTorch.")] = True,
+    tolerance: Annotated[float | None, Option(help="Largest relative error that the check accepts.")] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an older export.")] = False,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
+    trust_remote_code: Annotated[
+        bool, Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Export a model to an NNEF archive for tract."""
+    with _Progress() as progress:
+        report = export_nnef(
+            model,
+            out,
+            weights=weights,
+            embeddings=embeddings,
+            lm_head=lm_head,
+            dtype=dtype,
+            task=task,
+            device_map=parse_device_map(device_map),
+            max_memory=parse_max_memory(max_memory),
+            format=format,
+            compression_level=level,
+            max_context=max_context,
+            all_logits=all_logits,
+            capture=capture,
+            flat=flat,
+            check=check,
+            tolerance=tolerance,
+            overwrite=overwrite,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            on_progress=progress.update,
+        )
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print(report)
+
+
+class _Progress:
+    """One bar for the weights, on a terminal only."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def update(self, done: int, total: int) -> None:
+        """Show that `done` of `total` bytes are written."""
+        if not progress_bar():
+            return
+        if self._bar is None:
+            self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="writing", file=sys.stderr, leave=False)
+        self._bar.update(done - self._bar.n)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,101 @@
+"""`t2n-hf generate`: a checkpoint runs in PyTorch, an export runs in tract."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import transformers
+import typer
+
+from t2n_hf.cli.options import parse_device_map, parse_max_memory, progress_bar
+from t2n_hf.errors import CheckpointNotFoundError, ConfigError
+from t2n_hf.hf.loading import load_checkpoint
+from t2n_hf.store.manifest import MANIFEST_NAME
+from t2n_hf.tract.model import TractModelForCausalLM
+
+__all__ = ["generate"]
+
+Option = typer.Option
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="An export folder, a checkpoint folder, or a Hub id of a checkpoint.")],
+    *,
+    prompt: Annotated[str, Option(help="Text to continue; - reads it from standard input.")],
+    chat: Annotated[bool, Option("--chat", help="Put the prompt into the model's chat template.")] = False,
+    max_new_tokens: Annotated[int, Option(min=1, help="Stop after that many tokens.")] = 128,
+    sample: Annotated[bool, Option("--sample", help="Sample instead of taking the likeliest token.")] = False,
+    temperature: Annotated[float | None, Option(help="With --sample.")] = None,
+    top_p: Annotated[float | None, Option(help="With --sample.")] = None,
+    seed: Annotated[int | None, Option(help="With --sample: the same seed gives the same text.")] = None,
+    weights: Annotated[str | None, Option(help="Checkpoint only: quantize matrices on load.")] = None,
+    embeddings: Annotated[str | None, Option(help="Checkpoint only: quantize the token embeddings on load.")] = None,
+    dtype: Annotated[str | None, Option(help="Checkpoint only: f32, f16 or bf16. Default: the checkpoint's.")] = None,
+    device_map: Annotated[str | None, Option(help="Checkpoint only: disk, cpu, auto or JSON.")] = None,
+    max_memory: Annotated[
+        list[str] | None, Option(help="Checkpoint only: DEVICE=SIZE; with --device-map auto.")
+    ] = None,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
+    trust_remote_code: Annotated[
+        bool, Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
+) -> None:
+    """Continue a prompt with a checkpoint or an export; the text goes to standard output as it comes."""
+    is_export = (Path(model) / MANIFEST_NAME).is_file()
+    loading = {
+        "weights": weights,
+        "embeddings": embeddings,
+        "dtype": dtype,
+        "device_map": parse_device_map(device_map),
+        "max_memory": parse_max_memory(max_memory),
+    }
+    given = [name for name, value in loading.items() if value is not None]
+    if is_export and given:
+        raise ConfigError(
+            f"{', '.join(given)} is for checkpoints; {model} is an export, whose weights are what they are"
+        )
+    sampling = _sampling(sample=sample, temperature=temperature, top_p=top_p, seed=seed)
+    remote = {"revision": revision, "trust_remote_code": trust_remote_code}
+    tokenizer = _tokenizer(model, **({} if is_export else remote))
+    text = sys.stdin.read() if prompt == "-" else prompt
+    inputs = _encode(tokenizer, text, chat=chat)
+    loaded = TractModelForCausalLM.from_pretrained(model) if is_export else load_checkpoint(model, **loading, **remote)
+    _run(loaded, tokenizer, inputs, {"max_new_tokens": max_new_tokens, **sampling})
+
+
+def _sampling(*, sample: bool, temperature: float | None, top_p: float | None, seed: int | None) -> dict[str, Any]:
+    options = {name: value for name, value in (("temperature", temperature), ("top_p", top_p)) if value is not None}
+    if not sample and (options or seed is not None):
+        raise typer.BadParameter("--temperature, --top-p and --seed need --sample")
+    if seed is not None:
+        torch.manual_seed(seed)
+    return {"do_sample": sample, **options}
+
+
+def _tokenizer(model: str, **remote: Any) -> Any:  # noqa: ANN401 - a transformers tokenizer
+    try:
+        return transformers.AutoTokenizer.from_pretrained(model, **remote)
+    except (OSError, ValueError) as error:
+        raise CheckpointNotFoundError(f"cannot load a tokenizer from {model}: {error}") from error
+
+
+def _encode(tokenizer: Any, text: str, *, chat: bool) -> Any:  # noqa: ANN401 - transformers types
+    if not chat:
+        return tokenizer(text, return_tensors="pt")
+    if not tokenizer.chat_template:
+        raise ConfigError("this model has no chat template; leave --chat out")
+    messages = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+
+
+def _run(model: Any, tokenizer: Any, inputs: Any, options: dict[str, Any]) -> None:  # noqa: ANN401 - transformers types
+    streamer = transformers.TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    start = time.perf_counter()
+    with torch.no_grad():
+        tokens = model.generate(**inputs.to(model.device), streamer=streamer, **options)
+    count = tokens.shape[-1] - inputs["input_ids"].shape[-1]
+    if progress_bar():
+        seconds = time.perf_counter() - start
+        print(f"{count} tokens in {seconds:.1f} s, prompt included", file=sys.stderr)

@@ -1,0 +1,122 @@
+"""The Interface of any `nn.Module`, from examples given as for `torch.export.export`."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from t2n_hf.errors import CaptureError, ConfigError
+from t2n_hf.nnef.names import identifier
+from t2n_hf.trace.interface import Interface
+
+__all__ = ["evaluation_mode", "module_interface"]
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Put `module` in evaluation mode; every sub-module's own mode comes back after any exit."""
+    with ExitStack() as stack:
+        for child in module.modules():
+            stack.callback(setattr, child, "training", child.training)
+        module.eval()
+        yield
+
+
+def module_interface(
+    module: nn.Module,
+    *,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,  # noqa: ANN401 - what torch.export.export takes
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+) -> Interface:
+    """Describe how `module`, called as `module(*args, **kwargs)`, is exported.
+
+    Names that are not given are made from the parameters of `forward` and the keys of its result. Each layer of an
+    `nn.ModuleList` may be captured once per kind. Raises ConfigError when the number of names is not that of the tensors,
+    CaptureError when the module does not run on its examples.
+    """
+    args, kwargs = tuple(args), dict(kwargs or {})
+    inputs = _names_of_inputs(module.forward, args, kwargs) if input_names is None else list(input_names)
+    _check_count("input_names", inputs, _tensors((args, kwargs)))
+    outputs = _result_names(module, args, kwargs, set(inputs)) if output_names is None else list(output_names)
+    return Interface(
+        module=module,
+        args=args,
+        kwargs=kwargs,
+        dynamic_shapes=dynamic_shapes,
+        input_names=tuple(inputs),
+        output_names=tuple(outputs),
+        layers=tuple(_layer_lists(module)),
+        task="",
+        weight_owner=module,
+        context=lambda: evaluation_mode(module),
+    )
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:  # noqa: ANN401 - a pytree
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _check_count(option: str, names: list[str], tensors: list[torch.Tensor]) -> None:
+    if len(names) != len(tensors):
+        raise ConfigError(
+            f"{option} has {len(names)} names ({', '.join(names)}); the examples hold {len(tensors)} tensors"
+        )
+
+
+def _names_of_inputs(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    try:
+        bound = inspect.signature(forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"the examples do not fit forward{inspect.signature(forward)}: {error}") from error
+    # Keyword arguments come last, whatever their place in the signature: that is pytree's order of (args, kwargs).
+    positional = [name for name in bound.arguments if name not in kwargs]
+    values = [*((name, bound.arguments[name]) for name in positional), *kwargs.items()]
+    return [name for base, value in values for name in _leaf_names(base, value)]
+
+
+def _leaf_names(base: str, value: Any) -> list[str]:  # noqa: ANN401 - a pytree
+    paths = [path for path, leaf in pytree.tree_flatten_with_path(value)[0] if isinstance(leaf, torch.Tensor)]
+    return [identifier("_".join([base, *(_key_text(key) for key in path)])) for path in paths]
+
+
+def _key_text(key: Any) -> str:  # noqa: ANN401 - one of pytree's keys
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+
+
+def _result_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], taken: set[str]) -> list[str]:
+    names = _leaf_names("output", _result_shapes(module, args, kwargs))
+    return [f"{name}_out" if name in taken else name for name in names]
+
+
+def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a pytree
+    """Run `module` on shapes alone: no weight is read."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), evaluation_mode(module):
+
+        def fake(value: Any) -> Any:  # noqa: ANN401 - any leaf
+            return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+
+        named = (*module.named_parameters(), *module.named_buffers())
+        stand_ins = {name: fake(value) for name, value in named}
+        try:
+            return torch.func.functional_call(
+                module, stand_ins, pytree.tree_map(fake, args), pytree.tree_map(fake, kwargs)
+            )
+        except Exception as error:
+            raise CaptureError(f"{type(module).__name__} does not run on its examples: {error}") from error
+
+
+def _layer_lists(module: nn.Module) -> list[str]:
+    """Names of the outermost lists of layers."""
+    found: list[str] = []
+    for name, child in module.named_modules():
+        if name and isinstance(child, nn.ModuleList) and not any(name.startswith(f"{outer}.") for outer in found):
+            found.append(name)
+    return found

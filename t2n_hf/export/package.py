@@ -1,0 +1,1 @@
+"""The export folder: archive, configuration, tokenizer, licence, card and manifest."""

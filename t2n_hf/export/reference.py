@@ -1,0 +1,246 @@
+"""What PyTorch says that the archive should give: the model run by its exact path, at lengths that were not traced."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import sympy
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from t2n_hf.contract import WeightFormat
+from t2n_hf.dtypes import dtype_named
+from t2n_hf.export.module_interface import evaluation_mode
+from t2n_hf.tensor import OffloadedTensor, OpaqueTensor, compute_mode, opaque_to_final_tensor
+from t2n_hf.trace.interface import Interface
+
+__all__ = ["InputSpec", "Step", "bounds_of", "exact_tensors", "plan_lengths", "run_references"]
+
+# New tokens of each call of a model with a past: prefill, prefill with a past, single tokens. None is the example's.
+_NEW_TOKENS: Final = (7, 3, 1, 1)
+_LENGTHS: Final = (3, 8, 1)
+# A switch of a model's behaviour beyond this length is not worth the time of a prefill that long.
+_LONGEST_PREFILL: Final = 4096
+_WHOLE_NBYTES: Final = 1 << 20
+_PAST, _NEW, _FED_BACK, _FEEDS = "P", "S", "in_cache_", "out_cache_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec:
+    """An input of the archive: `shape` holds ints and sympy expressions whose symbols are named as in the archive.
+
+    `dtype` is the tract name.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | sympy.Expr, ...]
+
+    def concrete(self, lengths: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape at the given value of each symbol."""
+        values = {sympy.Symbol(name): value for name, value in lengths.items()}
+        return tuple(dim if isinstance(dim, int) else int(dim.subs(values)) for dim in self.shape)
+
+    def symbols(self) -> set[str]:
+        """Names of the symbols in the shape."""
+        return {str(s) for dim in self.shape if not isinstance(dim, int) for s in dim.free_symbols}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One call: values of the symbols, the inputs in the model's own precision (f32), and what PyTorch gives.
+
+    `fed_back` maps an input to the output of the step before that it takes; such an input is not in `inputs`.
+    """
+
+    lengths: Mapping[str, int]
+    inputs: Mapping[str, np.ndarray]
+    fed_back: Mapping[str, str]
+    outputs: Mapping[str, np.ndarray]
+
+    def __str__(self) -> str:
+        """Say the lengths: "S=3, P=7"."""
+        return ", ".join(f"{name}={value}" for name, value in self.lengths.items()) or "the given shapes"
+
+
+def plan_lengths(
+    specs: Sequence[InputSpec], bounds: Mapping[str, tuple[int, int | None]], extra: Mapping[str, Any]
+) -> list[list[dict[str, int]]]:
+    """Choose the calls: a list of sequences; each call of a sequence takes the caches that the one before gave.
+
+    `bounds` gives the least and largest value of a symbol. Calls that a model of few positions cannot take are left out.
+    """
+    symbols = sorted({symbol for spec in specs for symbol in spec.symbols()})
+    if any(spec.name.startswith(_FED_BACK) for spec in specs):
+        return _sequences(extra.get("max_context"), extra.get("rope_switch"))
+    rounds = []
+    for number in range(len(_LENGTHS) if symbols else 1):
+        wanted = {symbol: _LENGTHS[(number + place) % len(_LENGTHS)] for place, symbol in enumerate(symbols)}
+        rounds.append([{symbol: _clip(value, bounds.get(symbol, (1, None))) for symbol, value in wanted.items()}])
+    return rounds
+
+
+def _clip(value: int, bounds: tuple[int, int | None]) -> int:
+    low, high = bounds
+    return max(low, value if high is None else min(value, high))
+
+
+def _sequences(max_context: int | None, switch: int | None) -> list[list[dict[str, int]]]:
+    limit = max_context if max_context is not None else _LONGEST_PREFILL
+    calls: list[dict[str, int]] = []
+    past = 0
+    for new in _NEW_TOKENS:
+        if past + new > limit:
+            continue
+        calls.append({_NEW: new, _PAST: past})
+        past += new
+    sequences = [calls]
+    if switch is not None and switch < min(limit, _LONGEST_PREFILL):
+        sequences += [[{_NEW: length, _PAST: 0}] for length in (switch, switch + 1)]
+    return sequences
+
+
+def exact_tensors(
+    module: nn.Module, quantized: Mapping[str, type[WeightFormat]] | None = None
+) -> dict[str, torch.Tensor]:
+    """Present every parameter and floating buffer of `module` in f32, without a second copy of the large ones.
+
+    `quantized` names those that the archive holds quantized although the module does not: they are presented with the
+    values that the archive has. Tied tensors stay tied.
+    """
+    shown: dict[int, torch.Tensor] = {}
+    result = {}
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for name, tensor in named:
+        if not tensor.is_floating_point():
+            continue
+        if id(tensor) not in shown:
+            shown[id(tensor)] = _exact(tensor.detach(), name, (quantized or {}).get(name))
+        result[name] = shown[id(tensor)]
+    return result
+
+
+def _exact(tensor: torch.Tensor, name: str, quantize_with: type[WeightFormat] | None) -> torch.Tensor:
+    if quantize_with is not None:
+        return quantize_with.quantize(opaque_to_final_tensor(tensor).float(), dtype=torch.float32, name=name)
+    if tensor.dtype == torch.float32:
+        return tensor
+    if isinstance(tensor, OpaqueTensor):
+        return tensor.to(torch.float32)
+    if tensor.numel() * 4 <= _WHOLE_NBYTES:
+        return tensor.float()
+    return OffloadedTensor.over(tensor, torch.float32, name)
+
+
+def run_references(
+    interface: Interface,
+    specs: Sequence[InputSpec],
+    sequences: Sequence[Sequence[Mapping[str, int]]],
+    tensors: Mapping[str, torch.Tensor],
+) -> list[Step]:
+    """Run the module with `tensors` in place of its own, in f32, by the exact path; return what went in and came out."""
+    maker = _InputMaker(interface, specs)
+    steps: list[Step] = []
+    with torch.no_grad(), compute_mode("exact"), evaluation_mode(interface.module):
+        for calls in sequences:
+            before: dict[str, torch.Tensor] | None = None
+            for lengths in calls:
+                fed_back = {} if before is None else maker.fed_back()
+                given = maker.values(lengths, skip=fed_back)
+                fed = {name: before[source] for name, source in fed_back.items()} if before is not None else {}
+                before = _call(interface, {**given, **fed}, tensors)
+                steps.append(
+                    Step(
+                        lengths=lengths,
+                        inputs={name: value.numpy() for name, value in given.items()},
+                        fed_back=fed_back,
+                        outputs={name: value.numpy() for name, value in before.items()},
+                    )
+                )
+    return steps
+
+
+def _call(
+    interface: Interface, inputs: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    leaves, spec = pytree.tree_flatten((interface.args, dict(interface.kwargs)))
+    values = iter([inputs[name] for name in interface.input_names])
+    filled = [next(values) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    args, kwargs = pytree.tree_unflatten(filled, spec)
+    result = torch.func.functional_call(interface.module, dict(tensors), args, kwargs)
+    outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    plain = [opaque_to_final_tensor(output).contiguous() for output in outputs]
+    return dict(zip(interface.output_names, plain, strict=True))
+
+
+class _InputMaker:
+    """Makes inputs of any length: always the same ones."""
+
+    def __init__(self, interface: Interface, specs: Sequence[InputSpec]) -> None:
+        self._specs = specs
+        self._outputs = set(interface.output_names)
+        leaves = pytree.tree_leaves((interface.args, dict(interface.kwargs)))
+        examples = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self._examples = dict(zip(interface.input_names, examples, strict=True))
+        self._vocabulary = _vocabulary(interface.weight_owner)
+        self._random = torch.Generator().manual_seed(0)
+
+    def fed_back(self) -> dict[str, str]:
+        """Inputs that take an output of the step before."""
+        pairs = ((spec.name, spec.name.replace(_FED_BACK, _FEEDS, 1)) for spec in self._specs)
+        return {name: source for name, source in pairs if name.startswith(_FED_BACK) and source in self._outputs}
+
+    def values(self, lengths: Mapping[str, int], skip: Mapping[str, str]) -> dict[str, torch.Tensor]:
+        """Make the inputs that are not in `skip`, floats in f32."""
+        return {s.name: self._value(s, s.concrete(lengths)) for s in self._specs if s.name not in skip}
+
+    def _value(self, spec: InputSpec, shape: tuple[int, ...]) -> torch.Tensor:
+        if dtype_named(spec.dtype).is_float:
+            return self._floats(self._examples[spec.name], shape)
+        dtype = getattr(torch, dtype_named(spec.dtype).torch)
+        if spec.name == "input_ids" and self._vocabulary is not None:
+            return torch.randint(0, self._vocabulary, shape, generator=self._random, dtype=dtype)
+        if spec.name == "attention_mask":
+            return _padded(shape, dtype)
+        # Integers may be indices: only those of the example are known to be in range.
+        flat = self._examples[spec.name].reshape(-1)
+        count = int(np.prod(shape))
+        return flat.repeat(-(-count // max(1, flat.numel())))[:count].reshape(shape).to(dtype)
+
+    def _floats(self, example: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        noise = torch.randn(shape, generator=self._random)
+        spread = float(example.float().std()) if example.numel() > 1 else 0.0
+        return noise * spread + float(example.float().mean()) if spread > 0 else noise
+
+
+def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A mask whose rows, but the first, end in padding; every row keeps its first position."""
+    mask = torch.ones(shape, dtype=dtype)
+    mask[1:, max(1, shape[-1] // 2) :] = 0
+    return mask
+
+
+def _vocabulary(model: nn.Module) -> int | None:
+    get = getattr(model, "get_input_embeddings", None)
+    return getattr(get(), "num_embeddings", None) if callable(get) else None
+
+
+def bounds_of(dynamic_shapes: Any) -> dict[str, tuple[int, int | None]]:  # noqa: ANN401 - what torch.export.export takes
+    """Least and largest value of each named `torch.export.Dim` in `dynamic_shapes`."""
+    return {dim.__name__: (dim.min, _finite(dim.max)) for dim in _dims(dynamic_shapes)}
+
+
+def _dims(tree: Any) -> Iterator[Any]:  # noqa: ANN401 - nested dynamic shapes
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _dims(item)
+    elif isinstance(tree, torch.export.Dim):
+        yield getattr(tree, "root", tree)
+
+
+def _finite(value: Any) -> int | None:  # noqa: ANN401 - torch writes "no bound" in several ways
+    return int(value) if isinstance(value, int) and value < (1 << 31) else None

@@ -1,0 +1,230 @@
+"""Each weight as a `.dat` file: planned before anything is written, then streamed alone, by its owner.
+
+A plain tensor is cast chunk by chunk. The byte range of a checkpoint is copied from its file without becoming a tensor. A
+class that has an offload state writes its own payload, packed bytes as they are.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from t2n_hf.contract import InferenceTarget, OffloadState, SupportsOffloadState, WeightFormat
+from t2n_hf.dtypes import dtype_named, dtype_of
+from t2n_hf.errors import FormatError, QuantizationError
+from t2n_hf.nnef.dat import (
+    BLOCK_FORMATS,
+    HEADER_NBYTES,
+    Buffer,
+    DatHeader,
+    Payload,
+    dense_payload,
+    q4_0_payload,
+    q8_1_payload,
+    read_header,
+)
+from t2n_hf.registry import class_of_tag
+from t2n_hf.store.checkpoint import ByteRange
+from t2n_hf.tensor import OffloadedTensor, opaque_to_final_tensor
+
+__all__ = ["PlannedWeight", "Weight", "plan_weight", "total_by_format"]
+
+_CHUNK_NBYTES: Final = 8 << 20
+_BLOCK_PAYLOADS: Final = {"q4_0": q4_0_payload, "q8_1": q8_1_payload}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """A tensor that the archive holds.
+
+    Attributes:
+        label: of the `.dat` file.
+        name: for messages.
+        value: parameter, buffer or constant; plain or opaque.
+        shape: as stored.
+        format: "dense", or the block format of the `.dat`.
+        quantize_with: class to quantize the values with first; None writes what `value` holds.
+        finite: whether NaN, or values that the archive's dtype cannot hold, are refused (they are, of parameters).
+    """
+
+    label: str
+    name: str
+    value: torch.Tensor
+    shape: tuple[int, ...]
+    format: str = "dense"
+    quantize_with: type[WeightFormat] | None = None
+    finite: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedWeight:
+    """A weight whose header is known and can be written. `open(scratch)` gives its payload; it holds the values meanwhile."""
+
+    label: str
+    name: str
+    format: str
+    header: DatHeader
+    open: Callable[[Path], Payload]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the `.dat` file, header included."""
+        return HEADER_NBYTES + self.header.nbytes
+
+
+def plan_weight(weight: Weight, target: InferenceTarget) -> PlannedWeight:
+    """Say what the `.dat` of `weight` will be, without reading its values.
+
+    Raises FormatError, naming the weight, for what a `.dat` file cannot hold: 4 GiB, rank 9, a row that is no whole blocks.
+    """
+    stored = _stored_dtype(weight, target)
+    header = _nothing(weight.shape, weight.format if weight.format in BLOCK_FORMATS else stored).header
+    header.check(weight.name)
+    return PlannedWeight(
+        label=weight.label,
+        name=weight.name,
+        format=header.format,
+        header=header,
+        open=lambda scratch: _checked(_open(weight, stored, target, scratch), header, weight.name),
+    )
+
+
+def _nothing(shape: tuple[int, ...], format_name: str) -> Payload:
+    make = _BLOCK_PAYLOADS.get(format_name)
+    return dense_payload(shape, format_name, tuple) if make is None else make(shape, tuple)
+
+
+def _stored_dtype(weight: Weight, target: InferenceTarget) -> str:
+    dtype = dtype_of(weight.value.dtype)
+    # A constant in f32 was computed in f32 by a model of any dtype (rotary frequencies); the graph says its type.
+    keeps = not dtype.is_float or (not weight.finite and dtype.name in {"f32", "f16"})
+    return dtype.name if keeps else target.dtype
+
+
+def _checked(payload: Payload, header: DatHeader, name: str) -> Payload:
+    if (payload.header.shape, payload.header.format) != (header.shape, header.format):
+        raise FormatError(
+            f"weight {name!r} gave a .dat of shape {list(payload.header.shape)} and format {payload.header.format}; "
+            f"the graph expects shape {list(header.shape)} and format {header.format}"
+        )
+    return payload
+
+
+def _open(weight: Weight, stored: str, target: InferenceTarget, scratch: Path) -> Payload:
+    value = weight.value
+    if weight.quantize_with is not None:
+        return _quantized(weight, weight.quantize_with, target)
+    owner, state = _owner(value)
+    if owner is not None and state is not None and owner.EXPORT_FORMAT == weight.format:
+        return _by_owner(owner, state, weight, target, scratch)
+    if weight.format in BLOCK_FORMATS:
+        raise FormatError(f"weight {weight.name!r} is a {type(value).__name__}, which does not write {weight.format}")
+    source = value.source_range if isinstance(value, OffloadedTensor) else None
+    chunks = _range_chunks(source, stored) if source is not None else _tensor_chunks(value, stored)
+    refused = _refuse_bad_values(weight.name, stored) if weight.finite and dtype_named(stored).is_float else None
+    return dense_payload(weight.shape, stored, lambda: (_raw(chunk, refused) for chunk in chunks()))
+
+
+def _owner(value: torch.Tensor) -> tuple[type[SupportsOffloadState] | None, OffloadState | None]:
+    """Find the class that writes `value`, and the state it writes from."""
+    if isinstance(value, OffloadedTensor):
+        state = value.stored_state()
+        return (None, None) if state is None else (class_of_tag(state["tag"]), state)
+    if isinstance(value, SupportsOffloadState):
+        return type(value), value.to_offload_state()
+    return None, None
+
+
+def _by_owner(
+    owner: type[SupportsOffloadState], state: OffloadState, weight: Weight, target: InferenceTarget, scratch: Path
+) -> Payload:
+    ours = SupportsOffloadState.write_offload_state_in_file.__func__  # type: ignore[attr-defined]
+    if owner.write_offload_state_in_file.__func__ is ours:  # type: ignore[attr-defined]
+        return owner.dat_payload(state, target)
+    owner.write_offload_state_in_file(state, scratch, "weight", target)
+    path = scratch / "weight.dat"
+    if not path.is_file():
+        raise FormatError(f"{owner.__name__} was asked to write {path.name} for weight {weight.name!r} and did not")
+    return Payload(read_header(path), lambda: _file_chunks(path))
+
+
+def _file_chunks(path: Path) -> Iterator[Buffer]:
+    with open(path, "rb") as file:
+        file.seek(HEADER_NBYTES)
+        while chunk := file.read(_CHUNK_NBYTES):
+            yield chunk
+    path.unlink()
+
+
+def _quantized(weight: Weight, to: type[WeightFormat], target: InferenceTarget) -> Payload:
+    """Quantize some rows at a time: the blocks of a row do not depend on other rows."""
+
+    def chunks() -> Iterator[Buffer]:
+        for rows in _row_groups(weight.value):
+            state = to.quantize(rows, dtype=torch.float32, name=weight.name).to_offload_state()  # type: ignore[attr-defined]
+            yield from to.dat_payload(state, target).chunks()
+
+    return _BLOCK_PAYLOADS[weight.format](weight.shape, chunks)
+
+
+def _row_groups(value: torch.Tensor) -> Iterator[torch.Tensor]:
+    source = value.source_range if isinstance(value, OffloadedTensor) else None
+    dense = opaque_to_final_tensor(value.detach()) if source is None else None
+    count = value.shape[0]
+    step = max(1, _CHUNK_NBYTES // max(1, value.nbytes // max(1, count)))
+    for start in range(0, count, step):
+        stop = min(count, start + step)
+        yield source.rows(start, stop).read() if source is not None else dense[start:stop]  # type: ignore[index]
+
+
+def _tensor_chunks(value: torch.Tensor, stored: str) -> Callable[[], Iterator[torch.Tensor]]:
+    wanted = getattr(torch, dtype_named(stored).torch)
+
+    def chunks() -> Iterator[torch.Tensor]:
+        flat = opaque_to_final_tensor(value.detach()).cpu().contiguous().reshape(-1)
+        step = _CHUNK_NBYTES // max(flat.itemsize, wanted.itemsize)
+        for start in range(0, flat.numel(), step):
+            yield flat[start : start + step].to(wanted)
+
+    return chunks
+
+
+def _range_chunks(source: ByteRange, stored: str) -> Callable[[], Iterator[torch.Tensor]]:
+    held, wanted = (getattr(torch, dtype_named(name).torch) for name in (source.dtype, stored))
+
+    def chunks() -> Iterator[torch.Tensor]:
+        for chunk in source.chunks(_CHUNK_NBYTES * held.itemsize // max(held.itemsize, wanted.itemsize)):
+            yield torch.frombuffer(chunk, dtype=held).to(wanted)
+
+    return chunks
+
+
+def _raw(chunk: torch.Tensor, check: Callable[[torch.Tensor], None] | None) -> memoryview:
+    if check is not None:
+        check(chunk)
+    return memoryview(chunk.numpy()).cast("B")
+
+
+def _refuse_bad_values(name: str, stored: str) -> Callable[[torch.Tensor], None]:
+    def check(chunk: torch.Tensor) -> None:
+        low, high = (float(bound) for bound in torch.aminmax(chunk))
+        if low != low or high != high:
+            raise QuantizationError(f"weight {name!r} holds NaN: the model is damaged; nothing was exported")
+        if stored == "f16" and max(-low, high) == float("inf"):
+            raise QuantizationError(
+                f"weight {name!r} holds a value beyond {torch.finfo(torch.float16).max:.0f}, the largest of f16; "
+                "export with dtype='f32'"
+            )
+
+    return check
+
+
+def total_by_format(weights: Iterable[PlannedWeight]) -> dict[str, tuple[int, int]]:
+    """Count weights and their bytes by format."""
+    totals: dict[str, tuple[int, int]] = {}
+    for weight in weights:
+        count, nbytes = totals.get(weight.format, (0, 0))
+        totals[weight.format] = (count + 1, nbytes + weight.nbytes)
+    return totals
