@@ -1,0 +1,181 @@
+"""The seam between Q4_0 weights and a fast product: a kernel, its own layout, and the way back to canonical blocks.
+
+A kernel's layout depends on the machine (for torch's CPU kernel, on the instruction set), so it never leaves the process:
+canonical blocks are packed into it, and come back bit for bit. Before a kernel is offered, its layout is probed on a
+small pattern; where the probe fails there is no fast path, `int4_kernel()` is None, and `int4_kernel_report()` says why.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple, Protocol
+
+import torch
+
+from t2n_hf.errors import UnsupportedOpError
+from t2n_hf.tensor.quant.q4_0_blocks import BLOCK_VALUES, blocks_from_quants, dequantize_quants, quants_of, scales_of
+
+__all__ = ["Int4Kernel", "KernelLayout", "TorchInt4Kernel", "int4_kernel", "int4_kernel_report", "required_kernel"]
+
+# Rows are padded to this, the widest block that torch's kernel packs; every narrower one divides it.
+_ROW_MULTIPLE: Final = 64
+# The scale of a block is f16, the kernel wants bf16: what rounding took away is kept here, in the slot that the kernel
+# adds to the weight. It is at most 2^-8 of the scale, so times 2^-40 it is far below what bf16 sums can show.
+_RESIDUAL_FACTOR: Final = 2.0**-40
+# Rows packed at once: bounds the transient to a few MiB at the widths that models have.
+_PACK_ROWS: Final = 1024
+
+
+class KernelLayout(NamedTuple):
+    """One weight (N, K) as a kernel wants it. `packed`: uint8 (Np, K/2); `scales`: bf16 (K/32, Np, 2), Np = N padded to 64."""
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+
+
+class Int4Kernel(Protocol):
+    """What a fast product for Q4_0 must offer. `name` tells layouts apart."""
+
+    name: str
+
+    def pack(self, blocks: torch.Tensor) -> KernelLayout:
+        """Repack canonical blocks, uint8 (N, K/32, 18)."""
+
+    def unpack(self, layout: KernelLayout, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give quants, uint8 (rows, K/32, 32), and scales, f16 (rows, K/32), of rows start..stop; start % 64 == 0."""
+
+    def gather(self, layout: KernelLayout, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give quants, uint8 (T, K/32, 32), and scales, f16 (T, K/32), of the rows at `rows`, i64 (T,)."""
+
+    def matmul(self, x: torch.Tensor, layout: KernelLayout) -> torch.Tensor:
+        """Compute x @ weight.T for x, bf16 (M, K): bf16 (M, Np)."""
+
+
+@dataclass(frozen=True)
+class TorchInt4Kernel:
+    """`torch._weight_int4pack_mm_for_cpu`. Groups of `width` rows are packed together, column by column:
+
+    byte [group, k, j] = q[row j, k] | q[row j + width/2, k] << 4.
+    """
+
+    width: int
+
+    @property
+    def name(self) -> str:
+        """Layouts of different widths are different layouts."""
+        return f"torch_int4pack_{self.width}"
+
+    def pack(self, blocks: torch.Tensor) -> KernelLayout:
+        """Repack canonical blocks, uint8 (N, K/32, 18), a few rows at a time."""
+        count, groups, _ = blocks.shape
+        padded = -(-count // _ROW_MULTIPLE) * _ROW_MULTIPLE
+        packed = torch.empty(padded, groups * BLOCK_VALUES // 2, dtype=torch.uint8)
+        scales = torch.zeros(groups, padded, 2, dtype=torch.bfloat16)
+        for start in range(0, padded, _PACK_ROWS):
+            part = blocks[start : start + _PACK_ROWS]
+            quants = quants_of(part).flatten(-2)
+            missing = min(start + _PACK_ROWS, padded) - start - quants.shape[0]
+            quants = torch.nn.functional.pad(quants, (0, 0, 0, missing), value=8) if missing else quants
+            packed[start : start + quants.shape[0]] = self._pack_quants(quants)
+            scales[:, start : start + part.shape[0]] = _split_scales(scales_of(part))
+        return KernelLayout(packed, scales)
+
+    def _pack_quants(self, quants: torch.Tensor) -> torch.Tensor:
+        rows, columns = quants.shape
+        halves = quants.view(rows // self.width, 2, self.width // 2, columns)
+        return (halves[:, 0] | halves[:, 1] << 4).transpose(1, 2).reshape(rows, columns // 2)
+
+    def _grouped(self, packed: torch.Tensor) -> torch.Tensor:
+        half = self.width // 2
+        return packed.view(-1, packed.shape[0] * packed.shape[1] // (packed.shape[0] // self.width) // half, half)
+
+    def unpack(self, layout: KernelLayout, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give quants, uint8 (rows, K/32, 32), and scales, f16 (rows, K/32), of rows start..stop; start % 64 == 0."""
+        end = -(-stop // self.width) * self.width
+        bytes_ = self._grouped(layout.packed[start:end])
+        columns = torch.cat((bytes_ & 15, bytes_ >> 4), dim=-1)
+        quants = columns.transpose(1, 2).reshape(end - start, -1, BLOCK_VALUES)
+        return quants[: stop - start], _join_scales(layout.scales[:, start:stop])
+
+    def gather(self, layout: KernelLayout, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give quants, uint8 (T, K/32, 32), and scales, f16 (T, K/32), of the rows at `rows`, i64 (T,)."""
+        half = self.width // 2
+        inside = rows % self.width
+        bytes_ = self._grouped(layout.packed)[rows // self.width, :, inside % half]
+        quants = bytes_ >> (inside // half * 4).to(torch.uint8).unsqueeze(-1) & 15
+        return quants.view(rows.numel(), -1, BLOCK_VALUES), _join_scales(layout.scales[:, rows])
+
+    def matmul(self, x: torch.Tensor, layout: KernelLayout) -> torch.Tensor:
+        """Compute x @ weight.T for x, bf16 (M, K): bf16 (M, Np)."""
+        return torch._weight_int4pack_mm_for_cpu(x, layout.packed, BLOCK_VALUES, layout.scales)
+
+
+def _split_scales(scales: torch.Tensor) -> torch.Tensor:
+    """(rows, groups) f16 -> (groups, rows, 2) bf16: the rounded scale, and what rounding took away, made tiny."""
+    exact = scales.float()
+    rounded = exact.to(torch.bfloat16)
+    residual = (exact - rounded.float()) * _RESIDUAL_FACTOR
+    return torch.stack((rounded, residual.to(torch.bfloat16)), dim=-1).transpose(0, 1)
+
+
+def _join_scales(pairs: torch.Tensor) -> torch.Tensor:
+    """Undo `_split_scales` exactly: (groups, rows, 2) bf16 -> (rows, groups) f16."""
+    rounded, residual = pairs[..., 0].float(), pairs[..., 1].float() / _RESIDUAL_FACTOR
+    # -0.0 + 0.0 is 0.0: the sign of a zero scale would be lost.
+    return torch.where(residual == 0, rounded, rounded + residual).to(torch.float16).transpose(0, 1).contiguous()
+
+
+def _probe(kernel: TorchInt4Kernel) -> str | None:
+    """Say what does not hold on this machine, None when all does: the layout, the way back, and a product."""
+    if not (hasattr(torch, "_convert_weight_to_int4pack_for_cpu") and hasattr(torch, "_weight_int4pack_mm_for_cpu")):
+        return f"torch {torch.__version__} has no int4 CPU kernel"
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = 2 * _ROW_MULTIPLE, 2 * BLOCK_VALUES
+    quants = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.int32)
+    scales = (torch.rand(rows, columns // BLOCK_VALUES, generator=generator) - 0.5).to(torch.float16)
+    blocks = blocks_from_quants(quants.to(torch.uint8), scales)
+    ours = kernel.pack(blocks)
+    if not torch.equal(ours.packed.view(-1), torch._convert_weight_to_int4pack_for_cpu(quants, 1).view(-1)):
+        return f"the kernel's layout on this machine ({torch.backends.cpu.get_cpu_capability()}) is not {kernel.name}"
+    back, back_scales = kernel.unpack(ours, 0, rows)
+    if not torch.equal(blocks_from_quants(back.flatten(-2), back_scales), blocks):
+        return "canonical blocks do not come back from the kernel's layout"
+    x = torch.rand(3, columns, generator=generator).to(torch.bfloat16)
+    expected = x.float() @ dequantize_quants(back, back_scales, torch.float32).T
+    if not torch.allclose(kernel.matmul(x, ours).float(), expected, rtol=0.05, atol=0.1):
+        return "the kernel's product is wrong on a known pattern"
+    return None
+
+
+@lru_cache(maxsize=1)
+def _probed() -> tuple[TorchInt4Kernel | None, str]:
+    report = "no width was tried"
+    for width in (64, 32, 16):
+        kernel = TorchInt4Kernel(width)
+        try:
+            problem = _probe(kernel)
+        except RuntimeError as error:
+            problem = f"the kernel raised {type(error).__name__}: {error}"
+        if problem is None:
+            return kernel, f"{kernel.name} ({torch.backends.cpu.get_cpu_capability()})"
+        report = problem
+    return None, report
+
+
+def int4_kernel() -> TorchInt4Kernel | None:
+    """Give the fast product for Q4_0 on this machine's CPU, None when there is none. Probed once per process."""
+    return _probed()[0]
+
+
+def required_kernel() -> TorchInt4Kernel:
+    """Give the kernel that a layout in memory was packed for. Raises UnsupportedOpError when there is none."""
+    kernel = int4_kernel()
+    if kernel is None:
+        raise UnsupportedOpError(
+            f"blocks are in a kernel's layout, but this process has no kernel: {int4_kernel_report()}"
+        )
+    return kernel
+
+
+def int4_kernel_report() -> str:
+    """Name the kernel in use, or say why there is none."""
+    return _probed()[1]

@@ -1,0 +1,358 @@
+"""QTensorTractScaleOnly: Q4_0, the block format that tract multiplies and gathers. 4.5 bits per value.
+
+At rest, and in memory until a fast product is asked for, a weight is one tensor of canonical blocks (`q4_0_blocks`). The
+value of a weight is that of the exact path. `compute="fast"` turns the blocks into a kernel's layout, once, in place of
+the blocks and never beside them; canonical blocks come back from it bit for bit.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.nn.functional as F
+from typing_extensions import Self
+
+from t2n_hf.contract import COMPUTE_MODES, InferenceTarget, OffloadState, WeightFormat
+from t2n_hf.dtypes import dtype_named, dtype_of
+from t2n_hf.errors import ConfigError, FormatError, QuantizationError
+from t2n_hf.nnef.dat import Payload, q4_0_payload
+from t2n_hf.tensor.opaque import materialise, overriding_compute
+from t2n_hf.tensor.quant.kernels import KernelLayout, int4_kernel_report, required_kernel
+from t2n_hf.tensor.quant.q4_0_blocks import (
+    BLOCK_NBYTES,
+    BLOCK_VALUES,
+    blocks_from_quants,
+    quantize_rows,
+    quants_of,
+    scales_of,
+)
+from t2n_hf.tensor.quant.q4_0_storage import CHUNK_VALUES, BlockStorage, row_chunks
+from t2n_hf.tensor.quant.qtensor import QTensor
+from t2n_hf.tensor.quant.scheme import QScalePerGroupF16, QScheme, U8Compressor
+
+__all__ = ["QTensorTractScaleOnly"]
+
+# Rows of x up to which the int4 product is faster than dequantizing in chunks (measured: near 48).
+_FAST_ROWS: Final = 48
+_PAYLOAD_CHUNK_BYTES: Final = 8 << 20
+
+
+def _demand(shape: Sequence[int], dtype: torch.dtype, name: str) -> None:
+    reason = QTensorTractScaleOnly.refuses(shape, dtype)
+    if reason is not None:
+        raise QuantizationError(
+            f"{name or 'a tensor'} of shape {tuple(shape)} cannot be Q4_0: {reason}; leave its module unquantized"
+        )
+
+
+def _storage_of_blocks(tensors: dict[str, torch.Tensor]) -> BlockStorage:
+    blocks = tensors.get("q4_0")
+    if blocks is None or blocks.dtype != torch.uint8 or blocks.ndim < 3 or blocks.shape[-1] != BLOCK_NBYTES:
+        found = {key: (str(tensor.dtype), tuple(tensor.shape)) for key, tensor in tensors.items()}
+        raise FormatError(f"a Q4_0 state holds one part 'q4_0', uint8 (..., N, K/32, {BLOCK_NBYTES}); got {found}")
+    return BlockStorage(blocks, blocks.shape[-3])
+
+
+def _storage_of_kernel(tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -> BlockStorage:
+    if meta["kernel"] != int4_kernel_report() or not {"packed", "scales"} <= tensors.keys():
+        raise FormatError(
+            f"a state in the layout of kernel {meta['kernel']!r} with parts {sorted(tensors)}; "
+            f"this process has {int4_kernel_report()!r} and needs parts 'packed' and 'scales'"
+        )
+    return BlockStorage(KernelLayout(tensors["packed"], tensors["scales"]), int(meta["rows"]))
+
+
+class QTensorTractScaleOnly(QTensor, WeightFormat):
+    """A weight (..., N, K), K % 32 == 0, in Q4_0.
+
+    State: one part, `q4_0`, uint8 (..., N, K/32, 18), and `dtype` in its meta. Every tensor object over one weight (an
+    alias, another dtype, a tied parameter) shares one table, which serves gather and matmul in both layouts.
+    """
+
+    OFFLOAD_STATE_TAG = "t2n_hf.q4_0.v1"
+    EXPORT_FORMAT: ClassVar[str] = "q4_0"
+    _storage: BlockStorage
+    _compute: str
+    specific_machine: str | None
+
+    def __new__(
+        cls,
+        fp_tensor: torch.Tensor,
+        qscheme: QScheme | None = None,
+        dequant_to_dtype: torch.dtype = torch.float32,
+        u8_compressors: list[U8Compressor] | None = None,
+        *,
+        specific_machine: str | None = None,
+        requires_grad: bool = False,
+    ) -> Self:
+        """Quantize `fp_tensor` with the scales of `qscheme`, a QScalePerGroupF16 of 4 bits and groups of 32.
+
+        `quantize` chooses the scales itself. `u8_compressors` are accepted and not needed: blocks are packed already.
+        `specific_machine` only concerns `decompress`. Raises ConfigError for another scheme, QuantizationError for a
+        shape that does not divide into groups along its last axis.
+        """
+        result = super().__new__(cls, fp_tensor, qscheme, dequant_to_dtype, u8_compressors, requires_grad=requires_grad)
+        if qscheme is not None:
+            result.specific_machine = specific_machine
+        return result
+
+    def _fill(self, fp_tensor: torch.Tensor, qscheme: QScheme, u8_compressors: list[U8Compressor]) -> None:
+        if not isinstance(qscheme, QScalePerGroupF16) or (qscheme.n_bits, qscheme.group_size) != (4, BLOCK_VALUES):
+            raise ConfigError(f"Q4_0 needs QScalePerGroupF16(group_size=32, n_bits=4), got {qscheme!r}")
+        _demand(fp_tensor.shape, fp_tensor.dtype, "")
+        scales = qscheme.scale.reshape(*fp_tensor.shape[:-1], -1)
+        blocks = blocks_from_quants(qscheme.quantize_as_u8(fp_tensor.detach()), scales.to(fp_tensor.device))
+        self._hold(BlockStorage(blocks, blocks.shape[-3]), "exact")
+
+    @classmethod
+    def _over(cls, storage: BlockStorage, dtype: torch.dtype, compute: str = "exact", name: str = "") -> Self:
+        result = cls._shell(storage.shape, dtype, storage.device, name)
+        result._hold(storage, compute)
+        return result
+
+    def _hold(self, storage: BlockStorage, compute: str) -> None:
+        self._storage, self._compute, self.specific_machine = storage, compute, None
+        # Every attribute of torch goes through __torch_function__, at about 2 us; a product reads these instead.
+        self._columns, self._acts_as = self.shape[-1], self.dtype
+
+    # ---- WeightFormat ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def refuses(cls, shape: Sequence[int], dtype: torch.dtype) -> str | None:
+        """Say why Q4_0 cannot hold a tensor of this shape and dtype; None when it can."""
+        if not dtype.is_floating_point:
+            return f"its dtype is {dtype}, not a float"
+        if len(shape) < 2:
+            return f"it has {len(shape)} axes; Q4_0 needs at least 2"
+        if shape[-1] % BLOCK_VALUES or 0 in shape:
+            return f"its last axis has {shape[-1]} values; Q4_0 packs blocks of {BLOCK_VALUES}"
+        return None
+
+    @classmethod
+    def packed_nbytes(cls, shape: Sequence[int]) -> int:
+        """Bytes of a tensor of this shape at rest: 18 for each 32 values."""
+        return torch.Size(shape).numel() // BLOCK_VALUES * BLOCK_NBYTES
+
+    @classmethod
+    def quantize(cls, tensor: torch.Tensor, *, dtype: torch.dtype | None = None, name: str = "") -> Self:
+        """Quantize a plain float tensor (..., N, K), a few rows at a time; see `quantize_rows` for the rule.
+
+        Raises QuantizationError, naming `name`, for a shape that does not fit, NaN, infinity, or a value beyond 8 * 65504.
+        """
+        _demand(tensor.shape, tensor.dtype, name)
+        groups = tensor.shape[-1] // BLOCK_VALUES
+        blocks = torch.empty(*tensor.shape[:-1], groups, BLOCK_NBYTES, dtype=torch.uint8, device=tensor.device)
+        if tensor.device.type != "meta":
+            rows, target = tensor.detach().reshape(-1, tensor.shape[-1]), blocks.view(-1, groups, BLOCK_NBYTES)
+            for start, stop in row_chunks(*rows.shape):
+                target[start:stop] = quantize_rows(rows[start:stop], name)
+        return cls._over(BlockStorage(blocks, blocks.shape[-3]), dtype or tensor.dtype, name=name)
+
+    def with_compute(self, compute: str) -> Self:
+        """Give the same weight (one table) set to compute "exact" or "fast".
+
+        Where this machine has no kernel, "fast" computes exactly: `int4_kernel_report()` says why.
+        """
+        if compute not in COMPUTE_MODES:
+            raise ConfigError(f"compute={compute!r}; expected one of {', '.join(COMPUTE_MODES)}")
+        return self._over(self._storage, self.dtype, compute, self.name)
+
+    @property
+    def compute(self) -> str:
+        """What the weight is set to: "exact" or "fast". A `compute_mode` scope goes before it."""
+        return self._compute
+
+    def pack_for_kernel(self) -> bool:
+        """Take the kernel's layout now, instead of at the first fast product; say whether there is one. Thread-safe."""
+        return self._storage.kernel_layout() is not None
+
+    # ---- SupportsOffloadState -------------------------------------------------------------------------------------
+
+    def to_offload_state(self) -> OffloadState:
+        """Give the canonical blocks: shared while they are held, made again from a kernel's layout."""
+        meta = {"dtype": dtype_of(self.dtype).torch}
+        return OffloadState(tag=self.OFFLOAD_STATE_TAG, tensors={"q4_0": self._storage.canonical()}, meta=meta)
+
+    def to_private_state(self) -> OffloadState:
+        """Give what is held as it is, for a spill of this process: parts `packed` and `scales` in a kernel's layout."""
+        held, state = self._storage.held, OffloadState(tag=self.OFFLOAD_STATE_TAG, tensors=self._parts(), meta={})
+        state["meta"].update(dtype=dtype_of(self.dtype).torch, compute=self._compute)
+        if isinstance(held, KernelLayout):
+            state["meta"].update(kernel=int4_kernel_report(), rows=self._storage.rows)
+        return state
+
+    @classmethod
+    def from_offload_state(cls, state: OffloadState, target_device: Any = None) -> Self:  # noqa: ANN401
+        """Rebuild the weight over the state's own tensors (no copy), or over copies on `target_device`.
+
+        Raises FormatError when the state does not hold Q4_0 blocks, or another machine's layout of them.
+        """
+        tensors, meta = state["tensors"], state["meta"]
+        dtype = getattr(torch, dtype_named(str(meta.get("dtype", "float32"))).torch)
+        if "kernel" in meta:
+            storage = _storage_of_kernel(tensors, meta)
+        else:
+            storage = _storage_of_blocks(tensors)
+        if target_device is not None and torch.device(target_device) != storage.device:
+            storage = BlockStorage(storage.canonical().to(target_device), storage.rows)
+        return cls._over(storage, dtype, meta.get("compute", "exact"))
+
+    @classmethod
+    def dat_payload(cls, state: OffloadState, target: InferenceTarget) -> Payload:
+        """Say what the `.dat` holds: the canonical blocks as they are."""
+        weight = cls.from_offload_state(state)
+        flat = weight._storage.canonical().reshape(-1)
+
+        def chunks() -> Iterator[memoryview]:
+            for start in range(0, flat.numel(), _PAYLOAD_CHUNK_BYTES):
+                yield memoryview(flat[start : start + _PAYLOAD_CHUNK_BYTES].cpu().numpy()).cast("B")  # type: ignore[arg-type]
+
+        return q4_0_payload(tuple(weight.shape), chunks)
+
+    def write_in_file(self, dirpath: str | Path, label: str) -> None:
+        """Write `<dirpath>/<label>.dat` as tract reads it."""
+        self.write_offload_state_in_file(self.to_offload_state(), dirpath, label)
+
+    # ---- values ---------------------------------------------------------------------------------------------------
+
+    @property
+    def q4_0(self) -> torch.Tensor:
+        """The canonical blocks, uint8 (..., N, K/32, 18); a copy when a kernel's layout is held."""
+        return self._storage.canonical()
+
+    @property
+    def packed(self) -> torch.Tensor:
+        """The quants in the kernel's layout. Raises FormatError when canonical blocks are held."""
+        return self._held_layout().packed
+
+    @property
+    def scales(self) -> torch.Tensor:
+        """The scales in the kernel's layout. Raises FormatError when canonical blocks are held."""
+        return self._held_layout().scales
+
+    def _held_layout(self) -> KernelLayout:
+        held = self._storage.held
+        if not isinstance(held, KernelLayout):
+            raise FormatError(f"{self.name or 'the weight'} holds canonical blocks, not a kernel's layout")
+        return held
+
+    @property
+    def qscheme(self) -> QScheme:  # type: ignore[override]
+        """The scales as a scheme."""
+        return QScalePerGroupF16(BLOCK_VALUES, scales_of(self.q4_0), 4)
+
+    def decompress_to_u8(self) -> torch.Tensor:
+        """Give the quants one per byte: uint8 of this shape, each below 16."""
+        return quants_of(self.q4_0).reshape(self.shape)
+
+    def decompress(self) -> torch.Tensor:
+        """Give the values as tract computes them on `specific_machine`: in f16 on ARM; else those of `to_base_tensor`."""
+        if self.specific_machine is not None and "arm" in self.specific_machine:
+            return self.qscheme.dequantize(self.decompress_to_u8(), torch.float16).to(self.dtype)
+        return self.to_base_tensor()
+
+    def _to_base_tensor(self) -> torch.Tensor:
+        return self._storage.dense(torch.empty(self.shape, dtype=self.dtype, device=self.device))
+
+    @property
+    def opaque_nbytes(self) -> int:
+        """Bytes held: 18 for each 32 values; 20 in a kernel's layout, whose rows are padded to a multiple of 64."""
+        return sum(part.nbytes for part in self._parts().values())
+
+    # ---- what OpaqueTensor asks for -------------------------------------------------------------------------------
+
+    def _parts(self) -> dict[str, torch.Tensor]:
+        held = self._storage.held
+        return {"packed": held.packed, "scales": held.scales} if isinstance(held, KernelLayout) else {"q4_0": held}
+
+    def _rebuild(self, parts: dict[str, torch.Tensor], dtype: torch.dtype) -> Self:
+        held = parts["q4_0"] if "q4_0" in parts else KernelLayout(parts["packed"], parts["scales"])
+        return self._over(BlockStorage(held, self._storage.rows), dtype, self._compute, self.name)
+
+    def _with_dtype(self, dtype: torch.dtype) -> Self:
+        return self._over(self._storage, dtype, self._compute, self.name)
+
+    def _alias(self) -> Self:
+        return self._with_dtype(self.dtype)
+
+    def _to_device(self, device: torch.device) -> Self:
+        moved = BlockStorage(self._storage.canonical().to(device), self._storage.rows)
+        return self._over(moved, self.dtype, self._compute, self.name)
+
+    # ---- products and rows ----------------------------------------------------------------------------------------
+
+    def _fast_layout(self) -> KernelLayout | None:
+        return self._storage.kernel_layout() if (overriding_compute() or self._compute) == "fast" else None
+
+    def _linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        layout = self._fast_layout()
+        if layout is not None and x.dtype is self._acts_as and x.shape[-1] == self._columns:
+            flat = x.reshape(-1, self._columns)
+            if flat.shape[0] <= _FAST_ROWS:
+                return self._fast_linear(x, flat, layout, bias)
+        shape = self._storage.shape
+        if len(shape) != 2:
+            return F.linear(x, materialise(self, "linear"), bias)
+        if shape[0] * shape[1] <= CHUNK_VALUES:
+            return F.linear(x, self._storage.dense_rows(0, shape[0], self._acts_as), bias)
+        parts = []
+        for start, stop in row_chunks(*shape):
+            rows = self._storage.dense_rows(start, stop, self._acts_as)
+            parts.append(F.linear(x, rows, None if bias is None else bias[start:stop]))
+        return torch.cat(parts, dim=-1)
+
+    def _fast_linear(
+        self, x: torch.Tensor, flat: torch.Tensor, layout: KernelLayout, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        rows = self._storage.rows
+        result = required_kernel().matmul(flat if flat.dtype is torch.bfloat16 else flat.to(torch.bfloat16), layout)
+        if result.shape[1] != rows:
+            result = result[:, :rows]
+        if self._acts_as is not torch.bfloat16:
+            result = result.to(self._acts_as)
+        if bias is not None:
+            result = result + bias
+        return result.view(*x.shape[:-1], rows)
+
+    def _linear_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        total = None
+        for start, stop in row_chunks(*self._storage.shape):
+            part = grad[..., start:stop] @ self._storage.dense_rows(start, stop, self._acts_as)
+            total = part if total is None else total.add_(part)
+        return grad @ materialise(self, "linear_backward") if total is None else total
+
+    def _gather(self, indices: torch.Tensor) -> torch.Tensor:
+        if self.ndim != 2:
+            return F.embedding(indices, materialise(self, "embedding"))
+        self._fast_layout()
+        return self._rows_at(indices.reshape(-1).long()).view(*indices.shape, self._columns)
+
+    def _rows_at(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.numel() * self._columns <= CHUNK_VALUES:
+            return self._storage.gather(rows, self._acts_as)
+        chunks = row_chunks(rows.numel(), self._columns)
+        return torch.cat([self._storage.gather(rows[start:stop], self._acts_as) for start, stop in chunks])
+
+    def _get_item(self, index: Any) -> torch.Tensor:  # noqa: ANN401 - whatever indexing takes
+        if isinstance(index, torch.Tensor) and index.ndim == 0 and not index.dtype.is_floating_point:
+            index = int(index) if index.dtype is not torch.bool else index
+        if isinstance(index, int) and not isinstance(index, bool):
+            count = self._storage.shape[0]
+            if not -count <= index < count:
+                raise IndexError(f"index {index} is out of bounds for dimension 0 with size {count}")
+            return self._item(index % count)
+        if self.ndim == 2 and isinstance(index, slice):
+            chosen = range(self._storage.rows)[index]
+            return self._rows_at(torch.arange(chosen.start, chosen.stop, chosen.step, device=self.device))
+        if self.ndim == 2 and isinstance(index, torch.Tensor) and index.dtype in (torch.int64, torch.int32):
+            rows = index.reshape(-1).long()
+            return self._rows_at(rows + (rows < 0) * self._storage.rows).view(*index.shape, self._columns)
+        return materialise(self, "getitem")[index]
+
+    def _item(self, index: int) -> torch.Tensor:
+        if self.ndim == 2:
+            return self._storage.dense_rows(index, index + 1, self._acts_as)[0]
+        self._fast_layout()
+        name = f"{self.name}[{index}]" if self.name else ""
+        return self._over(self._storage.item(index), self._acts_as, self._compute, name)
