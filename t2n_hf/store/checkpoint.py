@@ -17,22 +17,12 @@ import torch
 from t2n_hf.dtypes import DTYPES, dtype_named
 from t2n_hf.errors import CheckpointNotFoundError, FormatError, StorageError
 from t2n_hf.store.header import load_json_object, parse_header
+from t2n_hf.store.memory import aligned_buffer, bytes_of, read_at
 
-__all__ = ["ByteRange", "CheckpointFile", "CheckpointIndex", "aligned_buffer"]
+__all__ = ["ByteRange", "CheckpointFile", "CheckpointIndex"]
 
-_ALIGNMENT: Final = 64
 _READ_NBYTES: Final = 256 << 20  # one read call moves less than 2 GiB, and a signal waits for it
 _INDEX_SUFFIX: Final = ".safetensors.index.json"
-
-
-def aligned_buffer(nbytes: int) -> torch.Tensor:
-    """Allocate `nbytes` bytes (uint8, 1-D, CPU, not initialised) that start at a multiple of 64."""
-    buffer = torch.empty(nbytes, dtype=torch.uint8)
-    if buffer.data_ptr() % _ALIGNMENT == 0:
-        return buffer
-    buffer = torch.empty(nbytes + _ALIGNMENT, dtype=torch.uint8)
-    start = -buffer.data_ptr() % _ALIGNMENT
-    return buffer[start : start + nbytes]
 
 
 class CheckpointFile:
@@ -92,7 +82,7 @@ class CheckpointFile:
         while done < len(view):
             part = view[done : done + _READ_NBYTES]
             try:
-                got = _read_at(self._fd, part, offset + done)
+                got = read_at(self._fd, part, offset + done)
             except OSError as error:
                 raise StorageError(error.errno, f"cannot read {self.path}{what}: {error.strerror}") from error
             if got == 0:
@@ -161,7 +151,7 @@ class ByteRange:
         else:
             flat = out.detach().reshape(-1).view(torch.uint8)
         if self.nbytes:
-            self.file.read_into(_bytes_of(flat), self.offset, self._what)
+            self.file.read_into(bytes_of(flat), self.offset, self._what)
         return flat.view(getattr(torch, dtype_named(self.dtype).torch)).view(self.shape)
 
     def chunks(self, nbytes: int = 8 << 20) -> Iterator[memoryview]:
@@ -169,7 +159,7 @@ class ByteRange:
 
         Raises StorageError.
         """
-        buffer = _bytes_of(aligned_buffer(min(nbytes, self.nbytes)))
+        buffer = bytes_of(aligned_buffer(min(nbytes, self.nbytes)))
         for start in range(0, self.nbytes, nbytes):
             chunk = buffer[: min(nbytes, self.nbytes - start)]
             self.file.read_into(chunk, self.offset + start, self._what)
@@ -290,18 +280,6 @@ def _read_weight_map(index_path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _bytes_of(flat: torch.Tensor) -> memoryview:
-    return memoryview(flat.numpy())  # type: ignore[arg-type]  # numpy's stubs lack the buffer protocol before 3.12
-
-
 def _stamp(fd: int) -> tuple[int, int, int]:
     status = os.fstat(fd)
     return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-def _read_at(fd: int, part: memoryview, offset: int) -> int:
-    if hasattr(os, "preadv"):
-        return os.preadv(fd, [part], offset)
-    data = os.pread(fd, len(part), offset)
-    part[: len(data)] = data
-    return len(data)

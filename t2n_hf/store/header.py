@@ -16,6 +16,8 @@ from t2n_hf.errors import FormatError, StorageError
 __all__ = ["Entry", "load_json_object", "parse_header"]
 
 _MAX_HEADER_NBYTES: Final = 100_000_000  # the limit of safetensors itself
+# A zip file, or a pickle of protocol 2 to 5.
+_PICKLES: Final = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _BITS: Final = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -43,6 +45,11 @@ def parse_header(path: Path, size: int, read: Callable[[int, int], bytes]) -> tu
     """
     prefix = read(8, 0)
     length = int.from_bytes(prefix, "little")
+    if prefix.startswith(_PICKLES) and not 8 + length <= size:
+        raise FormatError(
+            f"{path} looks like a pickle (torch.save), which could run any code and is never loaded; "
+            "expected a safetensors file"
+        )
     if length > _MAX_HEADER_NBYTES:
         raise FormatError(
             f"{path} is no safetensors file: its header claims {length} bytes, the limit is {_MAX_HEADER_NBYTES}"

@@ -1,0 +1,70 @@
+"""Names that NNEF and tract accept."""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+__all__ = ["RESERVED", "Namer", "identifier", "is_identifier", "member_problem"]
+
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NOT_WORD: Final = re.compile(r"[^A-Za-z0-9_]+")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+_GRAMMAR: Final = (
+    *("version", "extension", "graph", "fragment", "tensor", "integer", "scalar", "logical", "string", "true", "false"),
+    *("for", "in", "if", "else", "yield", "lengthof", "shape_of", "range_of", "inf", "nan"),
+)
+# Words of the grammar, its literals, and the one fragment that tract looks up itself.
+RESERVED: Final = frozenset((*_GRAMMAR, "tract_core_properties"))
+
+
+def is_identifier(text: str) -> bool:
+    """Say whether `text` can name a value, a fragment or a parameter."""
+    return _IDENTIFIER.fullmatch(text) is not None and text not in RESERVED
+
+
+def identifier(text: str) -> str:
+    """Turn any text into an NNEF identifier: other characters become `_`. Different texts may give the same one."""
+    name = _NOT_WORD.sub("_", text) or "_"
+    if name[0].isdigit():
+        name = f"_{name}"
+    return f"{name}_" if name in RESERVED else name
+
+
+class Namer:
+    """Gives identifiers that differ from each other and from `reserved` names, the same ones for the same requests."""
+
+    def __init__(self, reserved: Iterable[str] = ()) -> None:
+        self._taken = set(reserved)
+        self._next: dict[str, int] = {}
+
+    def reserve(self, name: str) -> None:
+        """Keep `name` from being given."""
+        self._taken.add(name)
+
+    def unique(self, base: str) -> str:
+        """Return `base` as an identifier, with `_1`, `_2`, ... after it when it is taken."""
+        stem = identifier(base)
+        name, number = stem, self._next.get(stem, 0)
+        while name in self._taken:
+            number += 1
+            name = f"{stem}_{number}"
+        self._next[stem] = number
+        self._taken.add(name)
+        return name
+
+
+def member_problem(name: str) -> str | None:
+    """Say why `name` cannot be the name of a file inside an archive; None when it can.
+
+    A name is relative, with `/` between its parts, and stays inside the folder that it is put in, on any system.
+    """
+    if not name or len(name.encode("utf-8", "replace")) > 1024:
+        return "it is empty, or longer than 1024 bytes"
+    if _CONTROL.search(name) or "\\" in name or not name.isprintable():
+        return "it holds a backslash or a character that is not printable"
+    if name.startswith("/") or re.match(r"[A-Za-z]:", name):
+        return "it is absolute"
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        return "it has an empty, `.` or `..` part"
+    return None

@@ -1,0 +1,54 @@
+"""Plain tensors as bytes, and bytes as tensors."""
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+
+from t2n_hf.errors import FormatError
+
+__all__ = ["ALIGNMENT", "aligned_buffer", "bytes_of", "read_at", "tensor_chunks"]
+
+ALIGNMENT: Final = 64
+_CHUNK_NBYTES: Final = 64 << 20
+
+
+def aligned_buffer(nbytes: int) -> torch.Tensor:
+    """Allocate `nbytes` bytes (uint8, 1-D, CPU, not initialised) that start at a multiple of 64."""
+    buffer = torch.empty(nbytes, dtype=torch.uint8)
+    if buffer.data_ptr() % ALIGNMENT == 0:
+        return buffer
+    buffer = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
+    start = -buffer.data_ptr() % ALIGNMENT
+    return buffer[start : start + nbytes]
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous CPU tensor of any dtype, writable, not copied."""
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    return memoryview(flat.numpy())  # type: ignore[arg-type]  # numpy's stubs lack the buffer protocol before 3.12
+
+
+def tensor_chunks(tensor: torch.Tensor, name: str) -> Iterator[memoryview]:
+    """Give the bytes of a plain tensor in row-major order, 64 MiB at most at a time.
+
+    A chunk is a copy only when the tensor is not contiguous or not on the CPU. Raises FormatError, naming `name`, for a
+    tensor subclass, a sparse tensor and a meta tensor: their bytes are not their values.
+    """
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_meta:
+        kind = f"{type(tensor).__name__}, {tensor.layout}, on {tensor.device}"
+        raise FormatError(f"{name!r} is a {kind}; expected a plain, dense tensor with values")
+    flat = tensor.detach().reshape(-1)
+    step = _CHUNK_NBYTES // tensor.element_size()
+    for start in range(0, flat.numel(), step):
+        yield bytes_of(flat[start : start + step].cpu().contiguous())
+
+
+def read_at(fd: int, part: memoryview, offset: int) -> int:
+    """Read bytes at `offset` of a file into `part`; return how many there were, 0 at the end."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [part], offset)
+    data = os.pread(fd, len(part), offset)
+    part[: len(data)] = data
+    return len(data)

@@ -1,0 +1,176 @@
+"""A private file for tensors that leave memory for a while. It has no name, and is gone when the process is."""
+
+import os
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+
+from t2n_hf.errors import StorageError
+from t2n_hf.store.memory import ALIGNMENT, aligned_buffer, bytes_of, read_at, tensor_chunks
+from t2n_hf.store.state import StoredState
+
+__all__ = ["Spill", "SpillRange"]
+
+_CHUNK_NBYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True)
+class _Part:
+    name: str
+    offset: int  # in the range
+    nbytes: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+class SpillRange:
+    """A tensor or an offload state in a spill. Its space is used again when nothing refers to the range any more."""
+
+    def __init__(
+        self, spill: "Spill", offset: int, parts: tuple[_Part, ...], state: tuple[str, dict[str, Any]] | None
+    ) -> None:
+        self._spill = spill
+        self._offset = offset
+        self._parts = parts
+        self._state = state
+        self.nbytes = sum(part.nbytes for part in parts)
+
+    def read(self) -> Any:  # noqa: ANN401 - what was put: a tensor or a state
+        """Return what was put, in fresh memory (64-byte aligned, CPU). Raises StorageError."""
+        tensors = {part.name: self._read(part) for part in self._parts}
+        if self._state is None:
+            return tensors[""]
+        tag, meta = self._state
+        return cast(StoredState, {"tag": tag, "tensors": tensors, "meta": dict(meta)})
+
+    def _read(self, part: _Part) -> torch.Tensor:
+        buffer = aligned_buffer(part.nbytes)
+        self._spill._read_into(bytes_of(buffer), self._offset + part.offset)
+        return buffer.view(part.dtype).view(part.shape)
+
+
+class Spill:
+    """An unlinked temporary file in `folder` (None: the system's), used by any thread; a context manager.
+
+    Freed space is used again by later values that fit. Copies of a model share it, as what is in it never changes.
+    Raises StorageError when the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        try:
+            if folder is not None:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            # TemporaryFile has no name from the start, or loses it at once: a process that is killed leaves nothing.
+            with tempfile.TemporaryFile(prefix="t2n-spill-", dir=folder) as file:
+                self._fd = os.dup(file.fileno())
+        except OSError as error:
+            raise StorageError(error.errno, f"cannot make a spill file in {folder}: {error.strerror}") from error
+        self._where = str(folder or tempfile.gettempdir())
+        self._close = weakref.finalize(self, os.close, self._fd)
+        self._lock = threading.Lock()
+        self._end = 0
+        self._free: dict[int, int] = {}  # offset -> bytes
+        # Ranges end whenever the garbage collector runs, perhaps inside `put`: they queue here, and need no lock.
+        self._returned: deque[tuple[int, int]] = deque()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the start of the file to the end of the last value, free space between values included."""
+        return self._end
+
+    def put(self, value: torch.Tensor | StoredState | Mapping[str, Any]) -> SpillRange:
+        """Write a plain tensor or an offload state; the values of other devices are copied over in chunks.
+
+        Raises StorageError on a full disk or a closed spill.
+        """
+        if isinstance(value, torch.Tensor):
+            tensors, state = {"": value}, None
+        else:
+            tensors, state = value["tensors"], (value["tag"], dict(value["meta"]))
+        parts, nbytes = [], 0
+        for name, tensor in tensors.items():
+            size = tensor.numel() * tensor.element_size()
+            parts.append(_Part(name, nbytes, size, tensor.dtype, tensor.shape))
+            nbytes += size + -size % ALIGNMENT
+        offset = self._allocate(nbytes)
+        try:
+            for part, tensor in zip(parts, tensors.values(), strict=True):
+                self._write(part.name, tensor, offset + part.offset)
+        except BaseException:
+            self._returned.append((offset, nbytes))
+            raise
+        stored = SpillRange(self, offset, tuple(parts), state)
+        weakref.finalize(stored, self._returned.append, (offset, nbytes)).atexit = False
+        return stored
+
+    def close(self) -> None:
+        """Give the disk space back. Ranges can no longer be read. Also done when nothing refers to the spill."""
+        self._close()
+
+    def __enter__(self) -> "Spill":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Spill":
+        return self
+
+    def _allocate(self, nbytes: int) -> int:
+        with self._lock:
+            while self._returned:
+                self._give_back(*self._returned.popleft())
+            fitting = [(size, offset) for offset, size in self._free.items() if size >= nbytes]
+            if not fitting:
+                offset, self._end = self._end, self._end + nbytes
+                return offset
+            size, offset = min(fitting)
+            del self._free[offset]
+            if size > nbytes:
+                self._free[offset + nbytes] = size - nbytes
+            return offset
+
+    def _give_back(self, offset: int, nbytes: int) -> None:
+        for start, size in list(self._free.items()):
+            if start + size == offset:
+                del self._free[start]
+                offset, nbytes = start, nbytes + size
+            elif offset + nbytes == start:
+                nbytes += self._free.pop(start)
+        if offset + nbytes == self._end:
+            self._end = offset
+        elif nbytes:
+            self._free[offset] = nbytes
+
+    def _write(self, name: str, tensor: torch.Tensor, offset: int) -> None:
+        for view in tensor_chunks(tensor, name):
+            while view:
+                self._check_open()
+                try:
+                    done = os.pwrite(self._fd, view, offset)
+                except OSError as error:
+                    raise StorageError(
+                        error.errno,
+                        f"cannot spill {len(view)} bytes in {self._where}: {error.strerror}; "
+                        "free some space, or name another spill folder",
+                    ) from error
+                view, offset = view[done:], offset + done
+
+    def _read_into(self, view: memoryview, offset: int) -> None:
+        while view:
+            self._check_open()
+            done = read_at(self._fd, view[:_CHUNK_NBYTES], offset)
+            if not done:
+                raise StorageError(f"the spill file in {self._where} ends at byte {offset}; it was truncated")
+            view, offset = view[done:], offset + done
+
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise StorageError(f"the spill in {self._where} was closed; load the model again")
