@@ -1,0 +1,155 @@
+"""The process in which tract runs an archive: one frame in, one frame out, until its input ends.
+
+tract can abort the process that it runs in, so it never runs in ours. The runner starts this module with an empty
+stand-in for the package `t2n_hf` (see `runner._BOOTSTRAP`), so that neither torch nor transformers is imported: it must
+import numpy, tract and this package's `frames` and `errors` only.
+
+Messages (key "op") and their answers; any answer may be {"error": text} instead:
+    load   path                           -> inputs and outputs [{name, dtype, shape}], version
+    run    outputs (names), arrays        -> arrays: the asked outputs
+    step   feedback {output: input}, arrays -> arrays: the outputs that are not fed back; those stay here
+    crop   names (inputs), axis, length   -> kept inputs are cut to `length` along `axis`
+    reset                                 -> kept inputs are forgotten
+"""
+
+import os
+import sys
+import threading
+import time
+from typing import Any, BinaryIO, final
+
+import numpy as np
+import tract
+
+from t2n_hf.tract.frames import Frame, read_frame, write_frame
+
+__all__ = ["main"]
+
+_PARENT_POLL_S = 0.5
+
+
+@final
+class _Session:
+    """A loaded archive and the tensors that are kept between steps, by the name of the input that takes them."""
+
+    def __init__(self, path: str) -> None:
+        loader = tract.nnef().with_tract_transformers().with_tract_extra().with_extended_identifier_syntax()
+        model = loader.load(path)
+        self.inputs = [_spec(model.input_name(i), model.input_fact(i)) for i in range(model.input_count())]
+        self.outputs = [_spec(model.output_name(i), model.output_fact(i)) for i in range(model.output_count())]
+        self._runnable = model.into_runnable()
+        self._kept: dict[str, Any] = {}
+
+    def run(self, arrays: dict[str, np.ndarray], wanted: list[str]) -> dict[str, np.ndarray]:
+        """Run once and give the outputs named in `wanted`."""
+        results = self._results([arrays[spec["name"]] for spec in self.inputs])
+        return {name: _to_numpy(results[name]) for name in wanted}
+
+    def step(self, arrays: dict[str, np.ndarray], feedback: dict[str, str]) -> dict[str, np.ndarray]:
+        """Run once on `arrays` and the kept tensors, keep the outputs in `feedback`, give the others."""
+        given = {**self._kept, **arrays}
+        fed = set(feedback.values())
+        values = [
+            _empty(spec) if spec["name"] in fed and spec["name"] not in given else given[spec["name"]]
+            for spec in self.inputs
+        ]
+        results = self._results(values)
+        self._kept = {into: results.pop(name) for name, into in feedback.items()}
+        return {name: _to_numpy(tensor) for name, tensor in results.items()}
+
+    def crop(self, names: list[str], axis: int, length: int) -> None:
+        """Cut kept tensors to their first `length` positions along `axis`."""
+        cut = (slice(None),) * axis + (slice(length),)
+        self._kept.update({name: tract.Tensor.from_numpy(_to_numpy(self._kept[name])[cut]) for name in names})
+
+    def reset(self) -> None:
+        """Forget the kept tensors."""
+        self._kept = {}
+
+    def _results(self, values: list[Any]) -> dict[str, Any]:
+        names = [spec["name"] for spec in self.outputs]
+        return dict(zip(names, self._runnable.run(values), strict=True))
+
+
+def _spec(name: str, fact: Any) -> dict[str, Any]:  # noqa: ANN401 - tract has no types
+    dtype = tract.DatumType(fact.datum_type())
+    return {"name": name, "dtype": _NUMPY_NAMES.get(dtype, str(dtype)), "shape": [str(dim) for dim in fact.dims()]}
+
+
+_NUMPY_NAMES = {
+    tract.DatumType.BOOL: "bool",
+    tract.DatumType.U8: "uint8",
+    tract.DatumType.I8: "int8",
+    tract.DatumType.I16: "int16",
+    tract.DatumType.I32: "int32",
+    tract.DatumType.I64: "int64",
+    tract.DatumType.F16: "float16",
+    tract.DatumType.F32: "float32",
+    tract.DatumType.F64: "float64",
+}
+
+
+def _empty(spec: dict[str, Any]) -> np.ndarray:
+    """Nothing of the past: symbolic lengths are 0."""
+    return np.zeros([int(dim) if dim.isdigit() else 0 for dim in spec["shape"]], spec["dtype"])
+
+
+def _to_numpy(tensor: Any) -> np.ndarray:  # noqa: ANN401 - tract has no types
+    return tensor.to_numpy()
+
+
+def _answer(session: _Session | None, message: dict[str, Any], arrays: dict[str, np.ndarray]) -> Frame:
+    if session is None:
+        return {"error": "no archive is loaded"}, {}
+    op = message["op"]
+    if op == "run":
+        return {}, session.run(arrays, message["outputs"])
+    if op == "step":
+        return {}, session.step(arrays, message["feedback"])
+    if op == "crop":
+        session.crop(message["names"], message["axis"], message["length"])
+    elif op == "reset":
+        session.reset()
+    else:
+        return {"error": f"unknown operation {op!r}"}, {}
+    return {}, {}
+
+
+def _words_of(error: Exception) -> str:
+    text = str(error).partition("Stack backtrace:")[0].strip()
+    return text if isinstance(error, tract.TractError) else f"{type(error).__name__}: {text}"
+
+
+def _serve(source: BinaryIO, sink: BinaryIO) -> None:
+    session = None
+    while (frame := read_frame(source)) is not None:
+        message, arrays = frame
+        answer: Frame
+        try:
+            if message["op"] == "load":
+                session = _Session(message["path"])
+                answer = {"inputs": session.inputs, "outputs": session.outputs, "version": tract.version()}, {}
+            else:
+                answer = _answer(session, message, arrays)
+        except Exception as error:  # noqa: BLE001 - whatever tract says goes to the runner, and the worker goes on
+            answer = {"error": _words_of(error)}, {}
+        write_frame(sink, *answer)
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended: in the middle of a long run nobody reads the pipe."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_POLL_S)
+    os._exit(1)
+
+
+def main() -> None:
+    """Serve frames from standard input to standard output."""
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever else prints goes to the error stream, not between frames
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    _serve(sys.stdin.buffer, sink)
+
+
+if __name__ == "__main__":
+    main()
