@@ -27,7 +27,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     start = time.process_time()
-    loader = tract.nnef().with_tract_core().with_tract_transformers().with_tract_extra()
+    loader = tract.nnef().with_tract_transformers().with_tract_extra()
     model = loader.with_extended_identifier_syntax().load(arguments.archive).into_model()
     count = model.input_count()
     runnable = model.into_runnable()
