@@ -1,6 +1,7 @@
 """A `Document` as the text of graph.nnef: one line per variable and per call, the same text for the same document."""
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -174,10 +175,8 @@ def _number(value: float) -> str:
 def _quoted(text: str) -> str:
     if not text.isprintable():
         raise FormatError(f"text {text!r} holds a character that is not printable")
-    if '"' not in text and "\\" not in text:
-        return f'"{text}"'
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    # tract wants both kinds of quotes escaped, whichever kind is around the text.
+    return '"' + re.sub(r"""(["'\\])""", r"\\\1", text) + '"'
 
 
 def _list(shape: Iterable[int | Dim]) -> str:
