@@ -35,7 +35,7 @@ def capture(interface: Interface, dtype: torch.dtype, mode: Literal["auto", "pie
         raise ConfigError(f"capture mode {mode!r}; expected one of {', '.join(CAPTURE_MODES)}")
     canonical = canonical_names(interface.weight_owner)
     layers = () if mode == "whole" else interface.layers
-    with torch.no_grad(), fake_weights(interface.module, dtype):
+    with torch.no_grad(), interface.context(), fake_weights(interface.module, dtype):
         flat = flatten_interface(interface, dtype)
         try:
             captured = _capture(interface, flat, layers)
