@@ -1,1 +1,7 @@
-"""hub."""
+"""Publish an export on the Hub, and fetch it."""
+
+from t2n_hf.hub.card import build_card, is_hub_id, read_card_metadata
+from t2n_hf.hub.pull import pull_nnef_from_hub
+from t2n_hf.hub.push import push_nnef_to_hub
+
+__all__ = ["build_card", "is_hub_id", "pull_nnef_from_hub", "push_nnef_to_hub", "read_card_metadata"]

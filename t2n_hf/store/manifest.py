@@ -10,17 +10,26 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from t2n_hf.atomic import staged_file
 from t2n_hf.errors import ArchiveError, FormatError, StorageError
 from t2n_hf.store.header import load_json_object
 
-__all__ = ["CARD_NAME", "MANIFEST_NAME", "ExportManifest", "FileEntry", "file_entry", "is_free_text", "list_files"]
+__all__ = [
+    "CARD_NAME",
+    "FREE_TEXT_PREFIXES",
+    "MANIFEST_NAME",
+    "ExportManifest",
+    "FileEntry",
+    "file_entry",
+    "is_free_text",
+    "list_files",
+]
 
 MANIFEST_NAME: Final = "t2n_export.json"
 CARD_NAME: Final = "README.md"
-_FREE_TEXT_PREFIXES: Final = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
+FREE_TEXT_PREFIXES: Final = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 _MAX_NBYTES: Final = 16 << 20
 _READ_NBYTES: Final = 1 << 20
 _MAX_NAME_LENGTH: Final = 512
@@ -36,8 +45,7 @@ _VALUE_KEYS: Final = {"name", "dtype", "shape"}
 _REASON_KEYS: Final = {"name", "reason"}
 
 
-@dataclass(frozen=True)
-class FileEntry:
+class FileEntry(NamedTuple):
     """The sha256 (64 hexadecimal digits) and the size in bytes of a file."""
 
     sha256: str
@@ -197,14 +205,14 @@ def file_entry(path: Path) -> FileEntry:
 
 def is_free_text(name: str) -> bool:
     """Whether `name` is the card or a licence text: files at the root that a manifest does not list."""
-    return "/" not in name and (name == CARD_NAME or name.upper().startswith(_FREE_TEXT_PREFIXES))
+    return "/" not in name and (name == CARD_NAME or name.upper().startswith(FREE_TEXT_PREFIXES))
 
 
-def list_files(folder: Path, known: Mapping[str, FileEntry] | None = None) -> dict[str, FileEntry]:
-    """Return the `files` of the manifest of a folder, hashing those that are not `known`."""
+def list_files(folder: Path, known: Mapping[str, tuple[str, int]] | None = None) -> dict[str, FileEntry]:
+    """Return the `files` of the manifest of a folder, hashing those that are not `known` as (sha256, size)."""
     known = known or {}
     names = sorted(name for name in _names_below(folder, folder) if name != MANIFEST_NAME and not is_free_text(name))
-    return {name: known[name] if name in known else file_entry(folder / name) for name in names}
+    return {name: FileEntry(*known[name]) if name in known else file_entry(folder / name) for name in names}
 
 
 def _names_below(folder: Path, root: Path) -> set[str]:
