@@ -153,7 +153,7 @@ def _lines(finding: _Finding) -> Iterator[str]:
     width = max((len(name) for name, _, _ in groups), default=0)
     for (name, kind, shape), entries in groups.items():
         size = format_bytes(sum(entry.nbytes for entry in entries))
-        yield f"  {name:<{width}}  {len(entries):>4} x  {kind:<5} {str(list(shape)):<16} {size:>9}"
+        yield f"  {name:<{width}}  {len(entries):>4} x  {kind:<5} {list(shape)!s:<16} {size:>9}"
     yield from _totals(finding.entries)
     for name, reason in finding.dense.items():
         yield f"  dense: {name}: {reason}"

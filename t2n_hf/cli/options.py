@@ -25,7 +25,7 @@ def parse_bytes(text: str) -> int:
 def parse_device_map(text: str | None) -> Any:  # noqa: ANN401 - what from_pretrained takes as device_map
     """Read a device map: "disk" and "cpu" put the whole model there, JSON gives a place to each module.
 
-    Anything else ("auto", "balanced", "cuda:0") is passed on as it is. Raises a usage error for text that is no JSON map.
+    Anything else ("auto", "balanced", "cuda:0") is passed on as it is. Raises a usage error for a map that is not JSON.
     """
     if text is None:
         return None

@@ -15,7 +15,7 @@ from t2n_hf.tract.runner import TractRunner
 
 __all__ = ["TOLERANCES", "CheckResult", "available_bytes", "check_archive", "why_skipped"]
 
-# Largest error relative to the largest value of an output, by dtype of the archive; PyTorch computes in f32. Measured: f32
+# Largest error relative to the largest value of an output, by dtype of the archive; PyTorch computes in f32. f32
 # differs by the order of additions, f16 also by the rounding of weights, activations and caches.
 TOLERANCES: Final = {"f32": 1e-4, "f16": 2e-2}
 _LOAD_FACTOR: Final = 2.5
@@ -76,7 +76,7 @@ def check_archive(
 ) -> CheckResult:
     """Run `steps` in tract, each fed with tract's own outputs of the step before, and compare.
 
-    Raises CheckError naming output, step and place of the first output beyond the tolerance, TractError when tract fails.
+    Raises CheckError naming output, step and place of the first value beyond the tolerance, TractError if tract fails.
     """
     comparison = _Comparison(TOLERANCES[dtype] if tolerance is None else tolerance)
     dtypes = {spec.name: np.dtype(dtype_named(spec.dtype).numpy) for spec in specs}

@@ -39,7 +39,7 @@ def module_interface(
     """Describe how `module`, called as `module(*args, **kwargs)`, is exported.
 
     Names that are not given are made from the parameters of `forward` and the keys of its result. Each layer of an
-    `nn.ModuleList` may be captured once per kind. Raises ConfigError when the number of names is not that of the tensors,
+    `nn.ModuleList` may be captured once per kind. Raises ConfigError when names and tensors differ in number,
     CaptureError when the module does not run on its examples.
     """
     args, kwargs = tuple(args), dict(kwargs or {})

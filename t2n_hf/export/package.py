@@ -1,1 +1,137 @@
 """The export folder: archive, configuration, tokenizer, licence, card and manifest."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from torch import nn
+
+from t2n_hf.errors import CheckpointNotFoundError
+from t2n_hf.export.config import ExportConfig
+from t2n_hf.export.graph import Graph, TensorShape
+from t2n_hf.export.origin import Origin
+from t2n_hf.export.side_files import copy_companions, save_tokenizer, write_config
+from t2n_hf.export.weights import PlannedWeight
+from t2n_hf.hub.card import build_card, read_card_metadata
+from t2n_hf.nnef.archive import GRAPH_FILE, ArchiveWriter, WrittenFile
+from t2n_hf.nnef.dat import BLOCK_FORMATS
+from t2n_hf.store.manifest import CARD_NAME, ExportManifest, FileEntry, list_files
+from t2n_hf.trace.interface import Interface
+
+__all__ = ["write_archive", "write_card", "write_manifest", "write_side_files"]
+
+_PACKAGES: Final = ("t2n-hf", "torch", "transformers", "tract")
+
+
+def write_archive(
+    staging: Path,
+    config: ExportConfig,
+    graph: str,
+    weights: Sequence[PlannedWeight],
+    on_progress: Callable[[int, int], None] | None,
+) -> dict[str, WrittenFile]:
+    """Write the archive into `staging`, one weight in memory at a time; returns sha256 and size of each file.
+
+    `on_progress(done, total)` is told bytes.
+    """
+    total, done = sum(weight.nbytes for weight in weights), 0
+    path = staging / config.archive_name
+    with (
+        tempfile.TemporaryDirectory(dir=staging) as scratch,
+        ArchiveWriter(path, config.format, level=config.compression_level) as archive,  # type: ignore[arg-type]
+    ):
+        archive.add_text(GRAPH_FILE, graph)
+        for weight in weights:
+            archive.add_dat(weight.label, weight.open(Path(scratch)))
+            done += weight.nbytes
+            if on_progress is not None:
+                on_progress(done, total)
+    return archive.files
+
+
+def write_side_files(staging: Path, model: nn.Module, origin: Origin, tokenizer: Any) -> None:  # noqa: ANN401
+    """Write what a user of the archive needs beside it.
+
+    `tokenizer` is an object that saves itself, a folder that holds its files, or None: then they come from `origin`.
+    Raises CheckpointNotFoundError for a folder that does not exist.
+    """
+    for attribute, name in (("config", "config.json"), ("generation_config", "generation_config.json")):
+        found = getattr(model, attribute, None)
+        if hasattr(found, "to_dict"):
+            write_config(found, staging, name)
+    if isinstance(tokenizer, (str, Path)):
+        if not Path(tokenizer).is_dir():
+            raise CheckpointNotFoundError(
+                f"tokenizer={str(tokenizer)!r} is no folder; give a folder or a tokenizer object"
+            )
+        copy_companions(Path(tokenizer), staging, tokenizer=True)
+    elif tokenizer is not None:
+        save_tokenizer(tokenizer, staging, staging / "tokenizer-in-progress")
+    if origin.folder is not None:
+        copy_companions(origin.folder, staging, tokenizer=tokenizer is None)
+
+
+def write_card(staging: Path, manifest: ExportManifest, origin: Origin) -> None:
+    """Write README.md, with the licence and languages of the source's own card."""
+    source = origin.folder / CARD_NAME if origin.folder is not None else None
+    metadata = read_card_metadata(source.read_text(encoding="utf-8")) if source is not None and source.is_file() else {}
+    (staging / CARD_NAME).write_text(build_card(manifest, metadata), encoding="utf-8")
+
+
+def write_manifest(
+    staging: Path,
+    config: ExportConfig,
+    graph: Graph,
+    interface: Interface,
+    origin: Origin,
+    *,
+    least_tract: str | None,
+    archive_files: Mapping[str, WrittenFile],
+) -> ExportManifest:
+    """Write t2n_export.json over the files of `staging`, which are all there but the card."""
+    model_config = getattr(interface.weight_owner, "config", None)
+    assert config.dtype is not None
+    manifest = ExportManifest(
+        archive=config.archive_name,
+        dtype=config.dtype,
+        weights=_main_format(graph),
+        source={"id": origin.hub_id, "revision": origin.revision},
+        versions=_versions(),
+        least_tract=least_tract,
+        task=interface.task or None,
+        model_type=getattr(model_config, "model_type", None),
+        architecture=type(interface.weight_owner).__name__,
+        inputs=[_described(value) for value in graph.inputs],
+        outputs=[_described(value) for value in graph.outputs],
+        symbols=list(graph.symbols),
+        max_context=interface.extra.get("max_context"),
+        dense=[{"name": name, "reason": reason} for name, reason in graph.dense.items()],
+        files=list_files(staging, {name: FileEntry(*written) for name, written in archive_files.items()}),
+    )
+    manifest.write(staging)
+    return manifest
+
+
+def _main_format(graph: Graph) -> str:
+    """The block format that holds most bytes, or "none"."""
+    blocks: dict[str, int] = {}
+    for weight in graph.weights:
+        if weight.format in BLOCK_FORMATS:
+            blocks[weight.format] = blocks.get(weight.format, 0) + weight.nbytes
+    return max(blocks, key=lambda name: blocks[name], default="none")
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _described(value: TensorShape) -> dict[str, Any]:
+    return {"name": value.name, "dtype": value.dtype, "shape": list(value.shape)}

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from t2n_hf.contract import WeightFormat
 from t2n_hf.dtypes import dtype_named
 from t2n_hf.export.module_interface import evaluation_mode
+from t2n_hf.hf.placing import quantized as quantize
+from t2n_hf.hf.plan import Choice
 from t2n_hf.tensor import OffloadedTensor, OpaqueTensor, compute_mode, opaque_to_final_tensor
 from t2n_hf.trace.interface import Interface
 
@@ -70,7 +71,7 @@ def plan_lengths(
 ) -> list[list[dict[str, int]]]:
     """Choose the calls: a list of sequences; each call of a sequence takes the caches that the one before gave.
 
-    `bounds` gives the least and largest value of a symbol. Calls that a model of few positions cannot take are left out.
+    `bounds` gives the least and largest value of a symbol. Calls that do not fit into the positions are left out.
     """
     symbols = sorted({symbol for spec in specs for symbol in spec.symbols()})
     if any(spec.name.startswith(_FED_BACK) for spec in specs):
@@ -102,10 +103,8 @@ def _sequences(max_context: int | None, switch: int | None) -> list[list[dict[st
     return sequences
 
 
-def exact_tensors(
-    module: nn.Module, quantized: Mapping[str, type[WeightFormat]] | None = None
-) -> dict[str, torch.Tensor]:
-    """Present every parameter and floating buffer of `module` in f32, without a second copy of the large ones.
+def exact_tensors(module: nn.Module, quantized: Mapping[str, Choice] | None = None) -> dict[str, torch.Tensor]:
+    """Show every parameter and floating buffer of `module` in f32, without a second copy of the large ones.
 
     `quantized` names those that the archive holds quantized although the module does not: they are presented with the
     values that the archive has. Tied tensors stay tied.
@@ -122,9 +121,10 @@ def exact_tensors(
     return result
 
 
-def _exact(tensor: torch.Tensor, name: str, quantize_with: type[WeightFormat] | None) -> torch.Tensor:
-    if quantize_with is not None:
-        return quantize_with.quantize(opaque_to_final_tensor(tensor).float(), dtype=torch.float32, name=name)
+def _exact(tensor: torch.Tensor, name: str, quantize_as: Choice | None) -> torch.Tensor:
+    if quantize_as is not None:
+        dense = opaque_to_final_tensor(tensor)
+        return quantize(dense, quantize_as, dtype=torch.float32, name=name, compute="exact")
     if tensor.dtype == torch.float32:
         return tensor
     if isinstance(tensor, OpaqueTensor):
@@ -140,7 +140,7 @@ def run_references(
     sequences: Sequence[Sequence[Mapping[str, int]]],
     tensors: Mapping[str, torch.Tensor],
 ) -> list[Step]:
-    """Run the module with `tensors` in place of its own, in f32, by the exact path; return what went in and came out."""
+    """Run the module with `tensors` in place of its own, in f32, by the exact path; give what went in and came out."""
     maker = _InputMaker(interface, specs)
     steps: list[Step] = []
     with torch.no_grad(), compute_mode("exact"), evaluation_mode(interface.module):

@@ -1,4 +1,4 @@
-"""Files beside the archive: configuration, generation settings, tokenizer and licence, without a trace of where they were made."""
+"""Files beside the archive (configuration, tokenizer, licence), without a trace of where they were made."""
 
 import json
 import re
@@ -8,26 +8,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from t2n_hf.errors import ConfigError
+from t2n_hf.hf.companions import TOKENIZER_FILES
 
 __all__ = ["copy_companions", "save_tokenizer", "scrub", "write_config"]
 
-_TOKENIZER_FILES: Final = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tokenizer.model",
-    "tiktoken.model",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-)
-_LICENSE_FILES: Final = ("LICENSE*", "NOTICE*", "USE_POLICY*")
+_LICENSE_FILES: Final = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 
 # Said of the machine, or of weights that the export folder does not hold.
 _DROPPED_KEYS: Final = frozenset(
@@ -77,7 +62,7 @@ def _write_json(path: Path, value: Any) -> None:  # noqa: ANN401 - JSON
 
 def copy_companions(source: Path, folder: Path, *, tokenizer: bool) -> None:
     """Copy the licence files of a checkpoint folder, and its tokenizer files when `tokenizer` is set."""
-    for path in _matching(source, _LICENSE_FILES + (_TOKENIZER_FILES if tokenizer else ())):
+    for path in _matching(source, _LICENSE_FILES + (TOKENIZER_FILES if tokenizer else ())):
         _copy_scrubbed(path, folder / path.relative_to(source))
 
 

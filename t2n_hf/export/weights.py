@@ -1,6 +1,6 @@
 """Each weight as a `.dat` file: planned before anything is written, then streamed alone, by its owner.
 
-A plain tensor is cast chunk by chunk. The byte range of a checkpoint is copied from its file without becoming a tensor. A
+A plain tensor is cast chunk by chunk. A byte range of a checkpoint is copied from its file without becoming a tensor. A
 class that has an offload state writes its own payload, packed bytes as they are.
 """
 
@@ -11,9 +11,10 @@ from typing import Final
 
 import torch
 
-from t2n_hf.contract import InferenceTarget, OffloadState, SupportsOffloadState, WeightFormat
+from t2n_hf.contract import InferenceTarget, OffloadState, SupportsOffloadState
 from t2n_hf.dtypes import dtype_named, dtype_of
 from t2n_hf.errors import FormatError, QuantizationError
+from t2n_hf.hf.plan import Choice
 from t2n_hf.nnef.dat import (
     BLOCK_FORMATS,
     HEADER_NBYTES,
@@ -45,7 +46,7 @@ class Weight:
         value: parameter, buffer or constant; plain or opaque.
         shape: as stored.
         format: "dense", or the block format of the `.dat`.
-        quantize_with: class to quantize the values with first; None writes what `value` holds.
+        quantize_as: how to quantize the values first; None writes what `value` holds.
         finite: whether NaN, or values that the archive's dtype cannot hold, are refused (they are, of parameters).
     """
 
@@ -54,13 +55,13 @@ class Weight:
     value: torch.Tensor
     shape: tuple[int, ...]
     format: str = "dense"
-    quantize_with: type[WeightFormat] | None = None
+    quantize_as: Choice | None = None
     finite: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedWeight:
-    """A weight whose header is known and can be written. `open(scratch)` gives its payload; it holds the values meanwhile."""
+    """A weight whose header is known and can be written. `open(scratch)` gives its payload, which holds the values."""
 
     label: str
     name: str
@@ -77,7 +78,7 @@ class PlannedWeight:
 def plan_weight(weight: Weight, target: InferenceTarget) -> PlannedWeight:
     """Say what the `.dat` of `weight` will be, without reading its values.
 
-    Raises FormatError, naming the weight, for what a `.dat` file cannot hold: 4 GiB, rank 9, a row that is no whole blocks.
+    Raises FormatError, naming the weight, for what no `.dat` file can hold: 4 GiB, rank 9, rows of no whole blocks.
     """
     stored = _stored_dtype(weight, target)
     header = _nothing(weight.shape, weight.format if weight.format in BLOCK_FORMATS else stored).header
@@ -114,10 +115,10 @@ def _checked(payload: Payload, header: DatHeader, name: str) -> Payload:
 
 def _open(weight: Weight, stored: str, target: InferenceTarget, scratch: Path) -> Payload:
     value = weight.value
-    if weight.quantize_with is not None:
-        return _quantized(weight, weight.quantize_with, target)
+    if weight.quantize_as is not None:
+        return _quantized(weight, weight.quantize_as, target)
     owner, state = _owner(value)
-    if owner is not None and state is not None and owner.EXPORT_FORMAT == weight.format:
+    if owner is not None and state is not None and weight.format == owner.EXPORT_FORMAT:
         return _by_owner(owner, state, weight, target, scratch)
     if weight.format in BLOCK_FORMATS:
         raise FormatError(f"weight {weight.name!r} is a {type(value).__name__}, which does not write {weight.format}")
@@ -158,25 +159,28 @@ def _file_chunks(path: Path) -> Iterator[Buffer]:
     path.unlink()
 
 
-def _quantized(weight: Weight, to: type[WeightFormat], target: InferenceTarget) -> Payload:
+def _quantized(weight: Weight, choice: Choice, target: InferenceTarget) -> Payload:
     """Quantize some rows at a time: the blocks of a row do not depend on other rows."""
+    to = choice.format
+    assert to is not None
 
     def chunks() -> Iterator[Buffer]:
-        for rows in _row_groups(weight.value):
+        for rows in _row_groups(weight.value, transposed=choice.transposed):
             state = to.quantize(rows, dtype=torch.float32, name=weight.name).to_offload_state()  # type: ignore[attr-defined]
             yield from to.dat_payload(state, target).chunks()
 
     return _BLOCK_PAYLOADS[weight.format](weight.shape, chunks)
 
 
-def _row_groups(value: torch.Tensor) -> Iterator[torch.Tensor]:
-    source = value.source_range if isinstance(value, OffloadedTensor) else None
-    dense = opaque_to_final_tensor(value.detach()) if source is None else None
-    count = value.shape[0]
+def _row_groups(value: torch.Tensor, *, transposed: bool) -> Iterator[torch.Tensor]:
+    source = value.source_range if isinstance(value, OffloadedTensor) and not transposed else None
+    dense = opaque_to_final_tensor(value.detach()) if source is None else value
+    dense = dense.transpose(-1, -2) if transposed else dense
+    count = dense.shape[0]
     step = max(1, _CHUNK_NBYTES // max(1, value.nbytes // max(1, count)))
     for start in range(0, count, step):
         stop = min(count, start + step)
-        yield source.rows(start, stop).read() if source is not None else dense[start:stop]  # type: ignore[index]
+        yield dense[start:stop].contiguous() if source is None else source.rows(start, stop).read()
 
 
 def _tensor_chunks(value: torch.Tensor, stored: str) -> Callable[[], Iterator[torch.Tensor]]:

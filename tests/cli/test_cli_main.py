@@ -23,7 +23,11 @@ def plugin_command(monkeypatch, function):
 
 
 def test_help_lists_every_command_without_importing_one(capsys):
-    program = "import sys, t2n_hf.cli.main as m\ntry: m.main(['--help'])\nfinally: print([n for n in sys.modules if n.startswith('t2n_hf.cli.')])"
+    program = (
+        "import sys, t2n_hf.cli.main as cli\n"
+        "try: cli.main(['--help'])\n"
+        "finally: print([n for n in sys.modules if n.startswith('t2n_hf.cli.')])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     for name in cli.COMMANDS:
         assert name in done.stdout

@@ -1,0 +1,265 @@
+"""export_nnef: from a model to a checked archive in its folder."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from t2n_hf.atomic import staged_folder
+from t2n_hf.dtypes import dtype_named
+from t2n_hf.errors import ConfigError, OutputExistsError
+from t2n_hf.export.config import ExportConfig
+from t2n_hf.export.formats import is_transformers_model
+from t2n_hf.export.graph import Graph, make_graph
+from t2n_hf.export.module_interface import module_interface
+from t2n_hf.export.origin import Origin, load, origin_of
+from t2n_hf.export.package import write_archive, write_card, write_manifest, write_side_files
+from t2n_hf.export.report import ExportReport, Stopwatch, peak_rss_bytes
+from t2n_hf.export.verify import Verdict, verify
+from t2n_hf.export.weights import total_by_format
+from t2n_hf.hf.tasks import interface_of
+from t2n_hf.store.manifest import MANIFEST_NAME
+from t2n_hf.trace.interface import Interface
+from t2n_hf.tract.version import require_tract, tract_version
+
+__all__ = ["export_nnef"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Examples:
+    """How a module is called, as `torch.export.export` is told."""
+
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    dynamic_shapes: Any = None
+    input_names: Sequence[str] | None = None
+    output_names: Sequence[str] | None = None
+
+    @property
+    def given(self) -> bool:
+        return self.args is not None or self.kwargs is not None
+
+    def refuse_strays(self) -> None:
+        strays = [name for name in ("dynamic_shapes", "input_names", "output_names") if getattr(self, name) is not None]
+        if strays and not self.given:
+            raise ConfigError(f"{', '.join(strays)} go with example_args or example_kwargs, which are missing")
+
+
+def export_nnef(
+    model: nn.Module | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    example_args: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,  # noqa: ANN401 - what torch.export takes
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    tokenizer: Any = None,  # noqa: ANN401 - tokenizers have no common type
+    dtype: Any = None,  # noqa: ANN401 - a torch dtype, or its name
+    check: bool = True,
+    weights: str | None = None,
+    embeddings: str | None = None,
+    lm_head: str | None = None,
+    task: str | None = None,
+    format: str = "tgz",
+    overwrite: bool = False,
+    all_logits: bool = False,
+    capture: str = "auto",
+    flat: bool = False,
+    compression_level: int = 0,
+    max_context: int | None = None,
+    tolerance: float | None = None,
+    device_map: Any = None,  # noqa: ANN401 - what from_pretrained takes
+    max_memory: Mapping[int | str, int | str] | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ExportReport:
+    """Export a model to an NNEF archive for tract, checked against PyTorch, in a folder with all that runs it.
+
+    Args:
+        model: a loaded transformers model in any state of quantization and offloading, a checkpoint folder, a Hub
+            id (both are loaded with their weights left on disk, unless `device_map` says otherwise), or any module
+            together with `example_args` or `example_kwargs`.
+        path: the export folder to make. It appears when it is complete; an older one survives any failure.
+        example_args: positional arguments of the module, as for `torch.export.export`.
+        example_kwargs: keyword arguments of the module.
+        dynamic_shapes: which lengths are free, as for `torch.export.export`; the name of a `Dim` names its symbol.
+        input_names: names of the tensors in the examples, in pytree order; default: by the parameters.
+        output_names: names of the tensors in the result.
+        tokenizer: a tokenizer (or processor), or a folder with its files; default: that of the checkpoint.
+        dtype: numbers of the archive, "f32" or "f16" or a torch dtype; default: the model's, and f32 for a bf16 model.
+        check: run the archive in tract, at lengths that were not traced, and compare it with PyTorch's exact path.
+        weights: quantize matrices to this class: while loading, or, of a loaded model, while exporting ("q4_0").
+        embeddings: the same for the token embeddings; "none" leaves them.
+        lm_head: the same for the output layer.
+        task: "text-generation", ...; default: by the model's class.
+        format: "tgz", "tar" or "dir", an open folder.
+        overwrite: replace an older export at `path`.
+        all_logits: give the logits of every new position, not of the last one only.
+        capture: "pieces" traces each distinct layer once, "whole" all of them, "auto" prefers pieces.
+        flat: write the graph without fragments.
+        compression_level: of a tgz, 0 (stored) to 9.
+        max_context: largest number of positions; default: the model's.
+        tolerance: largest error that the check accepts, relative to the largest value of an output; default: 1e-4 for
+            f32, 2e-2 for f16.
+        device_map: where the weights of a checkpoint live while exporting; default: all on disk.
+        max_memory: for `device_map="auto"`, as for from_pretrained.
+        revision: branch, tag or commit of a Hub id.
+        trust_remote_code: let code that comes with the checkpoint run.
+        on_progress: called with (bytes written, bytes in all) while weights are written.
+
+    Raises:
+        ConfigError: an option is unknown or does not fit the model.
+        CheckpointNotFoundError: `model` names no checkpoint.
+        OutputExistsError: `path` exists, and `overwrite` is not set or it holds something else than an export.
+        CaptureError: the module cannot be captured.
+        MissingEmittersError: operators that cannot be exported; all of them, before anything is written.
+        QuantizationError: a weight holds NaN, or values that f16 cannot hold.
+        FormatError: a weight is too large for a `.dat` file (4 GiB), by name, before anything is written.
+        StorageError: a checkpoint is damaged, or the disk is full.
+        CheckError: tract's results differ from PyTorch's beyond the tolerance.
+        TractError: tract is not installed, or refused the archive.
+    """
+    config = ExportConfig(
+        dtype=dtype,
+        weights=weights,
+        embeddings=embeddings,
+        lm_head=lm_head,
+        task=task,
+        format=format,
+        overwrite=overwrite,
+        check=check,
+        tolerance=tolerance,
+        all_logits=all_logits,
+        capture=capture,
+        flat=flat,
+        compression_level=compression_level,
+        max_context=max_context,
+    )
+    examples = _Examples(
+        args=example_args,
+        kwargs=example_kwargs,
+        dynamic_shapes=dynamic_shapes,
+        input_names=input_names,
+        output_names=output_names,
+    )
+    examples.refuse_strays()
+    target = Path(path)
+    if os.path.lexists(target) and not overwrite:
+        raise OutputExistsError(f"{target} exists already; choose another place, or ask to overwrite it")
+    if check:
+        require_tract()
+    watch = Stopwatch()
+    loading = {
+        "device_map": device_map,
+        "max_memory": max_memory,
+        "revision": revision,
+        "trust_remote_code": trust_remote_code or None,
+    }
+    with watch.phase("load"):
+        if isinstance(model, nn.Module):
+            _refuse_loading_options(loading)
+            module, origin = model, origin_of(model)
+        else:
+            module, origin, config = load(model, config, loading)
+    job = _Job(
+        module=module,
+        target=target,
+        config=config,
+        examples=examples,
+        origin=origin,
+        tokenizer=tokenizer,
+        on_progress=on_progress,
+    )
+    return _export(job, watch)
+
+
+def _refuse_loading_options(options: Mapping[str, Any]) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ConfigError(f"{', '.join(given)} say how to load a checkpoint, and this model is loaded already")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    module: nn.Module
+    target: Path
+    config: ExportConfig
+    examples: _Examples
+    origin: Origin
+    tokenizer: Any
+    on_progress: Callable[[int, int], None] | None
+
+
+def _export(job: _Job, watch: Stopwatch) -> ExportReport:
+    config = job.config.with_dtype(_dtype_of(job.module))
+    interface = _interface(job, config)
+    with watch.phase("graph"):
+        graph = make_graph(interface, config)
+    with staged_folder(job.target, overwrite=config.overwrite, marker=MANIFEST_NAME) as staging:
+        with watch.phase("write"):
+            files = write_archive(staging, config, graph.text, graph.weights, job.on_progress)
+            write_side_files(staging, interface.weight_owner, job.origin, job.tokenizer)
+        with watch.phase("check"):
+            verdict = verify(interface, graph, config, staging / config.archive_name)
+        with watch.phase("finish"):
+            least_tract = tract_version() if verdict.result is not None else None
+            manifest = write_manifest(
+                staging, config, graph, interface, job.origin, least_tract=least_tract, archive_files=files
+            )
+            write_card(staging, manifest, job.origin)
+    return _report(job, config, graph, verdict, watch)
+
+
+def _dtype_of(module: nn.Module) -> torch.dtype:
+    """The dtype that holds most values."""
+    counts: dict[torch.dtype, int] = {}
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
+    return max(counts, key=lambda dtype: counts[dtype], default=torch.float32)
+
+
+def _interface(job: _Job, config: ExportConfig) -> Interface:
+    if job.examples.given:
+        return module_interface(
+            job.module,
+            args=job.examples.args or (),
+            kwargs=job.examples.kwargs,
+            dynamic_shapes=job.examples.dynamic_shapes,
+            input_names=job.examples.input_names,
+            output_names=job.examples.output_names,
+        )
+    if not is_transformers_model(job.module):
+        raise ConfigError(
+            f"{type(job.module).__name__} is no transformers model, so nothing says how it is called; "
+            "give example_args or example_kwargs"
+        )
+    assert config.dtype is not None
+    dtype = getattr(torch, dtype_named(config.dtype).torch)
+    options = {"task": config.task, "all_logits": config.all_logits, "max_context": config.max_context}
+    return interface_of(job.module, dtype=dtype, **options)  # type: ignore[arg-type]
+
+
+def _report(job: _Job, config: ExportConfig, graph: Graph, verdict: Verdict, watch: Stopwatch) -> ExportReport:
+    result = verdict.result
+    assert config.dtype is not None
+    return ExportReport(
+        folder=job.target,
+        archive=job.target / config.archive_name,
+        dtype=config.dtype,
+        check=verdict.status,
+        max_abs_error=None if result is None else result.max_abs_error,
+        max_rel_error=None if result is None else result.max_rel_error,
+        tolerance=None if result is None else result.tolerance,
+        seconds=watch.seconds(),
+        peak_rss_bytes=peak_rss_bytes(),
+        weight_bytes=sum(weight.nbytes for weight in graph.weights),
+        formats=total_by_format(graph.weights),
+        dense=graph.dense,
+    )

@@ -1,0 +1,166 @@
+"""From an interface to the text of the graph and the plan of its weights; nothing is written here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+import sympy
+import torch
+from torch import fx, nn
+
+from t2n_hf.contract import InferenceTarget
+from t2n_hf.dtypes import dtype_named, dtype_of
+from t2n_hf.errors import ConfigError, MissingEmittersError
+from t2n_hf.export.config import ExportConfig
+from t2n_hf.export.formats import WeightChoice, choose_formats, dense_reasons
+from t2n_hf.export.lower import Lowered, WeightBinding, WeightFormatInfo, lower, missing_emitters
+from t2n_hf.export.reference import InputSpec
+from t2n_hf.export.weights import PlannedWeight, Weight, plan_weight
+from t2n_hf.nnef.dat import BLOCK_FORMATS
+from t2n_hf.nnef.text import to_text
+from t2n_hf.trace.capture import capture
+from t2n_hf.trace.captured import Captured
+from t2n_hf.trace.interface import Interface
+
+__all__ = ["Graph", "TensorShape", "make_graph"]
+
+_SHOWN_MODULES: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorShape:
+    """An input or output: `dtype` by tract name, `shape` in ints and texts such as "S+P"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """All that is to be written: the text of graph.nnef, the weights, and facts about both."""
+
+    text: str
+    weights: tuple[PlannedWeight, ...]
+    choices: Mapping[str, WeightChoice]
+    dense: Mapping[str, str]
+    specs: tuple[InputSpec, ...]
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...]
+    symbols: tuple[str, ...]
+
+
+def make_graph(interface: Interface, config: ExportConfig) -> Graph:
+    """Capture, lower and plan.
+
+    Raises ConfigError for a weight that has no values, MissingEmittersError listing every operator that cannot be
+    exported, FormatError naming a weight that no `.dat` file can hold.
+    """
+    refuse_meta(interface.weight_owner)
+    assert config.dtype is not None
+    choices = choose_formats(interface.weight_owner, config)
+    captured = capture(interface, getattr(torch, dtype_named(config.dtype).torch), config.capture)  # type: ignore[arg-type]
+    _refuse_missing(captured)
+    formats = {name: WeightFormatInfo(choice.format, choice.transposed) for name, choice in choices.items()}
+    lowered = lower(captured, formats, dtype=config.dtype, properties=_properties(interface), flat=config.flat)
+    names = {symbol: sympy.Symbol(name) for symbol, name in captured.symbols.items()}
+    return Graph(
+        text=to_text(lowered.document),
+        weights=_plan(lowered, choices, interface.weight_owner, InferenceTarget(dtype=config.dtype)),
+        choices=choices,
+        dense=_dense(lowered, choices, interface.weight_owner),
+        specs=tuple(_spec(node, name, names) for node, name in captured.inputs),
+        inputs=tuple(_shape(node, name, names) for node, name in captured.inputs),
+        outputs=tuple(_shape(node, name, names) for node, name in captured.outputs),
+        symbols=tuple(lowered.document.symbols),
+    )
+
+
+def refuse_meta(model: nn.Module) -> None:
+    """Raise ConfigError when a parameter has no values here, because another library keeps them elsewhere."""
+    empty = [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
+    if empty:
+        raise ConfigError(
+            f"{len(empty)} parameters of this {type(model).__name__} have no values here ({empty[0]}, ...): it was "
+            "loaded with accelerate's own offloading, or built on meta. Export its checkpoint folder, or load it "
+            "with from_pretrained(..., quantization_config=T2NConfig(weights='none'), device_map=...)"
+        )
+
+
+def _refuse_missing(captured: Captured) -> None:
+    missing = missing_emitters(captured)
+    if not missing:
+        return
+    modules: dict[str, list[str]] = {}
+    for item in missing:
+        modules.setdefault(str(item.op), []).append(item.module)
+    lines = []
+    for op, users in sorted(modules.items()):
+        distinct = list(dict.fromkeys(users))
+        more = f" and {len(distinct) - _SHOWN_MODULES} more" if len(distinct) > _SHOWN_MODULES else ""
+        lines.append(f"  {op}, used by {', '.join(distinct[:_SHOWN_MODULES])}{more}")
+    raise MissingEmittersError(
+        f"{len(lines)} operators of this model cannot be exported yet; nothing was written:\n" + "\n".join(lines)
+    )
+
+
+def _properties(interface: Interface) -> dict[str, str]:
+    model_config = getattr(interface.weight_owner, "config", None)
+    facts = {
+        "producer": f"t2n_hf {version('t2n-hf')}",
+        "torch_version": version("torch"),
+        "transformers_version": version("transformers") if model_config is not None else None,
+        "hf_model_type": getattr(model_config, "model_type", None),
+        "task": interface.task or None,
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _plan(
+    lowered: Lowered, choices: Mapping[str, WeightChoice], owner: nn.Module, target: InferenceTarget
+) -> tuple[PlannedWeight, ...]:
+    values = {
+        **dict(owner.named_parameters(remove_duplicate=False)),
+        **dict(owner.named_buffers(remove_duplicate=False)),
+    }
+    return tuple(plan_weight(_weight(binding, choices, values), target) for binding in lowered.bindings)
+
+
+def _weight(binding: WeightBinding, choices: Mapping[str, WeightChoice], values: Mapping[str, torch.Tensor]) -> Weight:
+    if binding.fqn is None:
+        assert binding.value is not None
+        return Weight(
+            label=binding.label, name=binding.label, value=binding.value, shape=tuple(binding.shape), finite=False
+        )
+    choice = choices.get(binding.fqn, WeightChoice())
+    quantize = choice.quantize_as is not None and binding.format in BLOCK_FORMATS
+    return Weight(
+        label=binding.label,
+        name=binding.fqn,
+        value=values[binding.fqn],
+        shape=tuple(binding.shape),
+        format=binding.format,
+        quantize_as=choice.quantize_as if quantize else None,
+    )
+
+
+def _dense(lowered: Lowered, choices: Mapping[str, WeightChoice], owner: nn.Module) -> dict[str, str]:
+    reasons = {b.fqn: b.reason for b in lowered.bindings if b.fqn is not None and b.reason}
+    return dict(sorted({**dense_reasons(owner, choices), **reasons}.items()))
+
+
+def _spec(node: fx.Node, name: str, names: Mapping[Any, sympy.Symbol]) -> InputSpec:
+    value = node.meta["val"]
+    shape = tuple(d if isinstance(d, int) else d.node.expr.subs(names) for d in value.shape)
+    return InputSpec(name=name, dtype=dtype_of(value.dtype).name, shape=shape)
+
+
+def _shape(node: fx.Node, name: str, names: Mapping[Any, sympy.Symbol]) -> TensorShape:
+    spec = _spec(node, name, names)
+    shape = tuple(d if isinstance(d, int) else int(d) if d.is_Integer else _text(d) for d in spec.shape)
+    return TensorShape(name=spec.name, dtype=spec.dtype, shape=shape)
+
+
+def _text(expression: sympy.Expr) -> str:
+    return str(expression).replace(" ", "")

@@ -1,0 +1,72 @@
+"""Where a model comes from: loading a checkpoint for export, and what a loaded model remembers of its own."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from t2n_hf.export.config import ExportConfig
+from t2n_hf.hf.companions import fetch_companions
+from t2n_hf.hf.loading import load_checkpoint
+
+__all__ = ["Origin", "load", "origin_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a model came from: its Hub id and commit when it has them, and a local folder with its companion files."""
+
+    hub_id: str | None = None
+    revision: str | None = None
+    folder: Path | None = None
+
+
+def load(
+    model: str | os.PathLike[str], config: ExportConfig, options: Mapping[str, Any]
+) -> tuple[nn.Module, Origin, ExportConfig]:
+    """Load a checkpoint folder or a Hub id, its weights on disk unless `options` has a device map.
+
+    Weights are quantized while they are loaded. Those of a checkpoint that is quantized already are left as they are;
+    the returned configuration still asks for a format: the exporter quantizes what is in none that tract reads.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    asked = {"weights": config.weights, "embeddings": config.embeddings, "lm_head": config.lm_head}
+    source = os.fspath(model)
+    if not _is_quantized(Path(source)):
+        given |= asked
+        config = replace(config, weights=None, embeddings=None, lm_head=None)
+    loaded = load_checkpoint(source, task=config.task, **given)
+    if Path(source).is_dir():
+        return loaded, Origin(folder=Path(source)), config
+    return loaded, _from_hub(source, getattr(loaded.config, "_commit_hash", None)), config
+
+
+def origin_of(model: nn.Module) -> Origin:
+    """Find out where a loaded model came from, as far as it remembers."""
+    config = getattr(model, "config", None)
+    name, commit = getattr(config, "_name_or_path", None), getattr(config, "_commit_hash", None)
+    if not isinstance(name, str) or not name:
+        return Origin()
+    if Path(name).is_dir():
+        return Origin(folder=Path(name))
+    # transformers knows a commit only of what came from the Hub: a folder that is gone is no Hub id.
+    return Origin() if commit is None else _from_hub(name, commit)
+
+
+def _from_hub(repo_id: str, commit: str | None) -> Origin:
+    return Origin(hub_id=repo_id, revision=commit, folder=fetch_companions(repo_id, commit))
+
+
+def _is_quantized(folder: Path) -> bool:
+    path = folder / "config.json"
+    if not path.is_file():
+        return False
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False  # the loader says what is wrong with it
+    return isinstance(found, dict) and found.get("quantization_config") is not None
