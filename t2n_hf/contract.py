@@ -98,14 +98,14 @@ def _register(cls: type["SupportsOffloadState"]) -> None:
 
 
 def dense_chunks(dense: torch.Tensor, dtype: str) -> Callable[[], Any]:
-    """Give a plain tensor's values, row major, cast to `dtype` (tract name), as an iterator of byte chunks of 8 MiB at most."""
+    """Give a plain tensor's values, row major, cast to `dtype` (tract name), as byte chunks of 8 MiB at most."""
     flat = dense.detach().reshape(-1)
     wanted = getattr(torch, dtype_named(dtype).torch)
     step = _DENSE_CHUNK_BYTES // wanted.itemsize
 
     def chunks() -> Any:  # noqa: ANN401 - an iterator of buffers
         for start in range(0, flat.numel(), step):
-            yield memoryview(flat[start : start + step].to(wanted).contiguous().numpy()).cast("B")
+            yield memoryview(flat[start : start + step].to(wanted).contiguous().numpy()).cast("B")  # type: ignore[arg-type]
 
     return chunks
 
@@ -120,7 +120,7 @@ class SupportsOffloadState:
     OFFLOAD_STATE_TAG: ClassVar[str]
     EXPORT_FORMAT: ClassVar[str] = "dense"
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401 - of any class that is mixed in
         """Register the class under its tag. Raises TagClashError when another class has it."""
         super().__init_subclass__(**kwargs)
         if "OFFLOAD_STATE_TAG" in cls.__dict__:
@@ -129,6 +129,13 @@ class SupportsOffloadState:
     def to_offload_state(self) -> OffloadState:
         """Take the tensor apart. The parts may share memory with it; nothing is copied that need not be."""
         raise UnsupportedOpError(f"{type(self).__name__} does not say its offload state; define to_offload_state()")
+
+    def to_private_state(self) -> OffloadState:
+        """Give a state for a spill of this process, never for a checkpoint: it may hold a kernel's own layout.
+
+        `from_offload_state` of the same class, in the same process, rebuilds the tensor from it. Default: the state.
+        """
+        return self.to_offload_state()
 
     @classmethod
     def from_offload_state(cls, state: OffloadState, target_device: Any = None) -> torch.Tensor:  # noqa: ANN401
@@ -181,7 +188,7 @@ class WeightFormat(SupportsOffloadState):
         raise UnsupportedOpError(f"{cls.__name__} cannot quantize; define quantize()")
 
     def with_compute(self, compute: str) -> torch.Tensor:
-        """Return the same weight set to compute "exact" (the truth) or "fast" (may round). Default: itself, always exact."""
+        """Return the same weight set to compute "exact" or "fast" (may round). Default: itself, always exact."""
         if compute not in COMPUTE_MODES:
             raise ConfigError(f"compute={compute!r}; expected one of {', '.join(COMPUTE_MODES)}")
         return self  # type: ignore[return-value]

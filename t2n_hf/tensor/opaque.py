@@ -7,20 +7,18 @@ silently: it persists, or raises InPlaceError.
 """
 # ruff: noqa: ANN401 - arguments are handed through from torch, which types them as Any
 
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, NoReturn
 
 import torch
 import torch.nn.functional as F
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from typing_extensions import Self
 
-from t2n_hf.contract import COMPUTE_MODES
 from t2n_hf.errors import ConfigError, InPlaceError, UnsupportedOpError
+from t2n_hf.tensor.aten_rules import ATEN_RULES, gives_view, written_arguments
+from t2n_hf.tensor.compute import compute_mode, overriding_compute
+from t2n_hf.tensor.fallback import ReadOnlyView, materialise, materialised_counts
 
 __all__ = [
     "OpaqueTensor",
@@ -33,42 +31,6 @@ __all__ = [
 
 aten = torch.ops.aten
 _no_torch_function: Final = torch._C.DisableTorchFunctionSubclass
-_COMPUTE: ContextVar[str | None] = ContextVar("t2n_hf_compute", default=None)
-_MATERIALISED: Final[Counter[tuple[str, str]]] = Counter()
-_MATERIALISED_LOCK: Final = threading.Lock()
-
-
-@contextmanager
-def compute_mode(mode: str) -> Iterator[None]:
-    """Let every opaque tensor compute "exact" or "fast" inside this scope, whatever its own setting is.
-
-    Raises ConfigError for another word.
-    """
-    if mode not in COMPUTE_MODES:
-        raise ConfigError(f"compute={mode!r}; expected one of {', '.join(COMPUTE_MODES)}")
-    token = _COMPUTE.set(mode)
-    try:
-        yield
-    finally:
-        _COMPUTE.reset(token)
-
-
-def overriding_compute() -> str | None:
-    """Say the mode of the innermost `compute_mode` scope, None outside any."""
-    return _COMPUTE.get()
-
-
-def materialise(tensor: "OpaqueTensor", op: object) -> torch.Tensor:
-    """Turn `tensor` into a plain tensor because `op` has no rule for its class. Counted: see `materialised_counts`."""
-    with _MATERIALISED_LOCK:
-        _MATERIALISED[type(tensor).__name__, str(op)] += 1
-    return tensor.to_base_tensor()
-
-
-def materialised_counts() -> dict[tuple[str, str], int]:
-    """Count how often `materialise` ran in this process, by (class name, operation)."""
-    with _MATERIALISED_LOCK:
-        return dict(_MATERIALISED)
 
 
 def opaque_to_final_tensor(rtensor: torch.Tensor) -> torch.Tensor:
@@ -118,7 +80,39 @@ def _embedding(
 def _get_item(tensor: Any, index: Any) -> Any:
     if not isinstance(tensor, OpaqueTensor) or tensor.requires_grad:
         return NotImplemented
-    return tensor._get_item(index)
+    result = tensor._get_item(index)
+    # Indexing by tensors copies; by anything else it gives a view.
+    return (
+        result if any(isinstance(leaf, torch.Tensor | list) for leaf in _leaves(index)) else tensor._read_only(result)
+    )
+
+
+def _leaves(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _values(method: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return (
+            method(materialise(tensor, method.__name__), *args, **kwargs)
+            if isinstance(tensor, OpaqueTensor)
+            else NotImplemented
+        )
+
+    return rule
+
+
+def _turned(tensor: Any, *axes: int) -> Any:
+    """Run `t`, `T`, `mT` and `transpose` where they swap the last two axes."""
+    if not isinstance(tensor, OpaqueTensor) or tensor.requires_grad or tensor.ndim < 2:
+        return NotImplemented
+    if axes and {axis % tensor.ndim for axis in axes} != {tensor.ndim - 1, tensor.ndim - 2}:
+        return NotImplemented
+    return tensor._transposed()
+
+
+def _turned_matrix(tensor: Any) -> Any:
+    return _turned(tensor) if isinstance(tensor, OpaqueTensor) and tensor.ndim == 2 else NotImplemented
 
 
 def _set_item(tensor: Any, index: Any, value: Any) -> Any:
@@ -139,6 +133,14 @@ class OpaqueTensor(torch.Tensor):
         F.embedding: _embedding,
         torch.Tensor.__getitem__: _get_item,
         torch.Tensor.__setitem__: _set_item,
+        torch.Tensor.tolist: _values(torch.Tensor.tolist),
+        torch.Tensor.numpy: _values(torch.Tensor.numpy),
+        torch.Tensor.t: _turned_matrix,
+        torch.t: _turned_matrix,
+        torch.Tensor.T.__get__: _turned_matrix,  # type: ignore[attr-defined]
+        torch.Tensor.mT.__get__: _turned,  # type: ignore[attr-defined]
+        torch.Tensor.transpose: _turned,
+        torch.transpose: _turned,
     }
     _name: str
     _is_param: bool
@@ -158,14 +160,14 @@ class OpaqueTensor(torch.Tensor):
                 f"{cls.__name__}(value) takes a {cls.__name__}, got {type(value).__name__}; "
                 "make one with quantize(tensor) or from_offload_state(state)"
             )
-        result = value.detach().requires_grad_(requires_grad)
+        result: Self = value.detach().requires_grad_(requires_grad)  # type: ignore[assignment]
         result._is_param = True
         return result
 
     @classmethod
     def _shell(cls, shape: Any, dtype: torch.dtype, device: Any, name: str = "") -> Self:
         """Make an instance without fields: contiguous strides, no storage, no gradient."""
-        result = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)  # type: ignore[attr-defined]
+        result = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)
         result._name = name
         return result
 
@@ -215,6 +217,15 @@ class OpaqueTensor(torch.Tensor):
         """Give `self[index]`. Default: of the plain values."""
         return materialise(self, "getitem")[index]
 
+    def _transposed(self) -> Any:
+        """Give self with its last two axes swapped in a form that needs no values, or NotImplemented (default)."""
+        return NotImplemented
+
+    def _read_only(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor:
+            return value
+        return ReadOnlyView.of(value, f"{self.name or 'an unnamed tensor'}, a {type(self).__name__}")
+
     # ---- writes: persist or raise ---------------------------------------------------------------------------------
 
     def _in_place_error(self, op: object) -> InPlaceError:
@@ -243,14 +254,14 @@ class OpaqueTensor(torch.Tensor):
         if type(value) is not type(self):
             raise self._in_place_error(f".data = <{type(value).__name__}>")
         if (value.shape, value.dtype, value.device) == (self.shape, self.dtype, self.device):
-            self._take_over(value)  # type: ignore[arg-type]
+            self._take_over(value)
         else:
             with torch.no_grad():
                 torch.utils.swap_tensors(self, torch.nn.Parameter(value, requires_grad=self.requires_grad))
 
     def _take_over(self, other: "OpaqueTensor") -> None:
-        kept = {key: self.__dict__[key] for key in ("_name", "_is_param") if key in self.__dict__}
-        self.__dict__.update({**other.__dict__, **kept})
+        fields = {key: value for key, value in other.__dict__.items() if key not in ("_name", "_is_param")}
+        self.__dict__.update(fields)
 
     # ---- what users call ------------------------------------------------------------------------------------------
 
@@ -266,7 +277,7 @@ class OpaqueTensor(torch.Tensor):
         return self.to_base_tensor().to(device)
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """The parameter's name, for messages; "" when nobody gave one. May be set."""
         return self._name
 
@@ -280,7 +291,7 @@ class OpaqueTensor(torch.Tensor):
         return sum(p.opaque_nbytes if isinstance(p, OpaqueTensor) else p.nbytes for p in self._parts().values())
 
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
+    def data(self) -> torch.Tensor:
         """The same tensor, detached; class and parts are kept. Assigning goes through `_set_data`."""
         return self.detach()
 
@@ -308,11 +319,11 @@ class OpaqueTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse: nothing in t2n_hf is pickled."""
         raise UnsupportedOpError(
-            f"{self.name or 'an unnamed tensor'} is a {type(self).__name__}, which is not pickled: a pickle can run code "
-            "when it is read. Save the model with save_pretrained(), or the tensor with to_offload_state() and safetensors"
+            f"{self.name or 'an unnamed tensor'} is a {type(self).__name__}, which is not pickled: a pickle can run "
+            "code when it is read. Save the model with save_pretrained(), or the tensor as its to_offload_state()"
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         name = f", name={self.name!r}" if self.name else ""
         return (
             f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype}, device={str(self.device)!r}{name}, "
@@ -344,21 +355,27 @@ class OpaqueTensor(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Do what keeps the class (detach, clone, to), send writes to their tensor, and materialise for all else."""
         kwargs = kwargs or {}
-        handler = _HANDLERS.get(func)
-        if handler is not None and isinstance(args[0], OpaqueTensor):
-            return handler(*args, **kwargs)
-        if func._schema.is_mutable:
-            written = _written_tensor(func, args, kwargs)
-            if written is not None:
-                return written._write(func, args, kwargs)
+        rule = ATEN_RULES.get(func)
+        if rule is not None and isinstance(args[0], OpaqueTensor):
+            return rule(*args, **kwargs)
+        written = next((w for w in written_arguments(func, args, kwargs) if isinstance(w, OpaqueTensor)), None)
+        if written is not None:
+            return written._write(func, args, kwargs)
+        seen: list[OpaqueTensor] = []
 
         def plain(value: Any) -> Any:
-            return materialise(value, func) if isinstance(value, OpaqueTensor) else value
+            if not isinstance(value, OpaqueTensor):
+                return value
+            seen.append(value)
+            return materialise(value, func)
 
-        return func(*tree_map(plain, args), **tree_map(plain, kwargs))
+        result = func(*tree_map(plain, args), **tree_map(plain, kwargs))
+        if not gives_view(func):
+            return result
+        return tree_map(lambda value: seen[0]._read_only(value), result)
 
 
 class _FlattenContext:
@@ -376,75 +393,3 @@ class _FlattenContext:
 
     def __hash__(self) -> int:
         return hash(self._key)
-
-
-def _written_tensor(func: Any, args: Any, kwargs: Any) -> OpaqueTensor | None:
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        for leaf in tree_leaves(value):
-            if isinstance(leaf, OpaqueTensor):
-                return leaf
-    return None
-
-
-def _same_object_parts(tensor: OpaqueTensor, **_: Any) -> OpaqueTensor:
-    result = tensor._alias()
-    result._name = tensor._name
-    return result
-
-
-def _clone(tensor: OpaqueTensor, **_: Any) -> OpaqueTensor:
-    result = tensor._copy()
-    result._name = tensor._name
-    return result
-
-
-def _to_copy(
-    tensor: OpaqueTensor, *, dtype: torch.dtype | None = None, device: Any = None, **rest: Any
-) -> torch.Tensor:
-    if dtype is not None and not dtype.is_floating_point:
-        return materialise(tensor, f"to({dtype})").to(dtype=dtype, device=device)
-    result = tensor
-    if device is not None and torch.device(device) != tensor.device:
-        result = result._to_device(torch.device(device))
-    if dtype is not None and dtype != result.dtype:
-        result = result._with_dtype(dtype)
-    if result is tensor:
-        result = tensor._copy()
-    result._name = tensor._name
-    return result
-
-
-def _equal(left: OpaqueTensor, right: torch.Tensor) -> bool:
-    if type(left) is type(right) and left.shape == right.shape and left.dtype == right.dtype:
-        ours, theirs = left._parts(), right._parts()  # type: ignore[attr-defined]
-        if ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours):
-            return True
-    other = materialise(right, "equal") if isinstance(right, OpaqueTensor) else right
-    return torch.equal(materialise(left, "equal"), other)
-
-
-def _shape_only(func: Any) -> Callable[..., torch.Tensor]:
-    def made(tensor: OpaqueTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        stand_in = torch.empty(1, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
-        return func(stand_in, *args, **kwargs)
-
-    return made
-
-
-_SHAPE_ONLY: Final = (
-    *(aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default),
-    *(aten.rand_like.default, aten.randn_like.default, aten.new_empty.default, aten.new_zeros.default),
-    *(aten.new_ones.default, aten.new_full.default, aten.new_empty_strided.default),
-)
-_HANDLERS: Final[dict[Any, Callable[..., Any]]] = {
-    aten.detach.default: _same_object_parts,
-    aten.alias.default: _same_object_parts,
-    aten.clone.default: _clone,
-    aten._to_copy.default: _to_copy,
-    aten.equal.default: _equal,
-    aten.is_pinned.default: lambda tensor, device=None: False,
-    **{func: _shape_only(func) for func in _SHAPE_ONLY},
-}

@@ -1,8 +1,9 @@
 """The seam between Q4_0 weights and a fast product: a kernel, its own layout, and the way back to canonical blocks.
 
-A kernel's layout depends on the machine (for torch's CPU kernel, on the instruction set), so it never leaves the process:
-canonical blocks are packed into it, and come back bit for bit. Before a kernel is offered, its layout is probed on a
-small pattern; where the probe fails there is no fast path, `int4_kernel()` is None, and `int4_kernel_report()` says why.
+A kernel's layout depends on the machine (for torch's CPU kernel, on the instruction set), so it never leaves the
+process: canonical blocks are packed into it, and come back bit for bit. Before a kernel is offered, its layout is
+probed on a small pattern; where the probe fails there is no fast path, `int4_kernel()` is None, and
+`int4_kernel_report()` says why.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ _PACK_ROWS: Final = 1024
 
 
 class KernelLayout(NamedTuple):
-    """One weight (N, K) as a kernel wants it. `packed`: uint8 (Np, K/2); `scales`: bf16 (K/32, Np, 2), Np = N padded to 64."""
+    """One weight (N, K) as a kernel wants it: uint8 (Np, K/2) and bf16 (K/32, Np, 2), where Np is N padded to 64."""
 
     packed: torch.Tensor
     scales: torch.Tensor
@@ -52,7 +53,7 @@ class Int4Kernel(Protocol):
 
 @dataclass(frozen=True)
 class TorchInt4Kernel:
-    """`torch._weight_int4pack_mm_for_cpu`. Groups of `width` rows are packed together, column by column:
+    """`torch._weight_int4pack_mm_for_cpu`. Groups of `width` rows are packed together, column by column.
 
     byte [group, k, j] = q[row j, k] | q[row j + width/2, k] << 4.
     """

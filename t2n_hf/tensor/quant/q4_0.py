@@ -1,8 +1,8 @@
 """QTensorTractScaleOnly: Q4_0, the block format that tract multiplies and gathers. 4.5 bits per value.
 
-At rest, and in memory until a fast product is asked for, a weight is one tensor of canonical blocks (`q4_0_blocks`). The
-value of a weight is that of the exact path. `compute="fast"` turns the blocks into a kernel's layout, once, in place of
-the blocks and never beside them; canonical blocks come back from it bit for bit.
+At rest, and in memory until a fast product is asked for, a weight is one tensor of canonical blocks (`q4_0_blocks`).
+The value of a weight is that of the exact path. `compute="fast"` turns the blocks into a kernel's layout, once, in
+place of the blocks and never beside them; canonical blocks come back from it bit for bit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,6 +30,7 @@ from t2n_hf.tensor.quant.q4_0_blocks import (
 from t2n_hf.tensor.quant.q4_0_storage import CHUNK_VALUES, BlockStorage, row_chunks
 from t2n_hf.tensor.quant.qtensor import QTensor
 from t2n_hf.tensor.quant.scheme import QScalePerGroupF16, QScheme, U8Compressor
+from t2n_hf.tensor.transposed import TransposedTensor
 
 __all__ = ["QTensorTractScaleOnly"]
 
@@ -138,7 +139,7 @@ class QTensorTractScaleOnly(QTensor, WeightFormat):
     def quantize(cls, tensor: torch.Tensor, *, dtype: torch.dtype | None = None, name: str = "") -> Self:
         """Quantize a plain float tensor (..., N, K), a few rows at a time; see `quantize_rows` for the rule.
 
-        Raises QuantizationError, naming `name`, for a shape that does not fit, NaN, infinity, or a value beyond 8 * 65504.
+        Raises QuantizationError, naming `name`, for a shape that does not fit, NaN, infinity, or a value too large.
         """
         _demand(tensor.shape, tensor.dtype, name)
         groups = tensor.shape[-1] // BLOCK_VALUES
@@ -190,10 +191,7 @@ class QTensorTractScaleOnly(QTensor, WeightFormat):
         """
         tensors, meta = state["tensors"], state["meta"]
         dtype = getattr(torch, dtype_named(str(meta.get("dtype", "float32"))).torch)
-        if "kernel" in meta:
-            storage = _storage_of_kernel(tensors, meta)
-        else:
-            storage = _storage_of_blocks(tensors)
+        storage = _storage_of_kernel(tensors, meta) if "kernel" in meta else _storage_of_blocks(tensors)
         if target_device is not None and torch.device(target_device) != storage.device:
             storage = BlockStorage(storage.canonical().to(target_device), storage.rows)
         return cls._over(storage, dtype, meta.get("compute", "exact"))
@@ -247,7 +245,7 @@ class QTensorTractScaleOnly(QTensor, WeightFormat):
         return quants_of(self.q4_0).reshape(self.shape)
 
     def decompress(self) -> torch.Tensor:
-        """Give the values as tract computes them on `specific_machine`: in f16 on ARM; else those of `to_base_tensor`."""
+        """Give the values as tract computes them on `specific_machine`: in f16 on ARM, else as `to_base_tensor`."""
         if self.specific_machine is not None and "arm" in self.specific_machine:
             return self.qscheme.dequantize(self.decompress_to_u8(), torch.float16).to(self.dtype)
         return self.to_base_tensor()
@@ -279,6 +277,9 @@ class QTensorTractScaleOnly(QTensor, WeightFormat):
     def _to_device(self, device: torch.device) -> Self:
         moved = BlockStorage(self._storage.canonical().to(device), self._storage.rows)
         return self._over(moved, self.dtype, self._compute, self.name)
+
+    def _transposed(self) -> TransposedTensor:
+        return TransposedTensor.over(self)
 
     # ---- products and rows ----------------------------------------------------------------------------------------
 

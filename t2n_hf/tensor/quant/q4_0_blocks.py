@@ -67,9 +67,9 @@ def quantize_rows(rows: torch.Tensor, name: str = "") -> torch.Tensor:
     """Quantize `rows`, any float (..., K), K % 32 == 0: blocks, uint8 (..., K/32, 18).
 
     The value of largest magnitude sets the scale, `d = max / -8`, so that it falls on the end of the range that has one
-    step more; quants are those nearest under the scale as it is stored (f16). Arithmetic is f32. Does not modify `rows`.
+    step more; quants are those nearest under the scale as it is stored, f16. Arithmetic is f32. `rows` is not modified.
 
-    Raises QuantizationError, naming `name`, for NaN or infinity, or a value beyond 8 * 65504, which no f16 scale reaches.
+    Raises QuantizationError, naming `name`, for NaN, infinity, or a value beyond 8 * 65504, which no f16 scale reaches.
     """
     values = rows.to(torch.float32).unflatten(-1, (-1, BLOCK_VALUES))
     largest = _signed_maximum(values)
@@ -91,6 +91,6 @@ def _refusal(values: torch.Tensor, name: str) -> QuantizationError:
             "repair the checkpoint, or list its module in modules_to_not_convert"
         )
     return QuantizationError(
-        f"{where} has a value of magnitude {float(values.abs().max()):g}; Q4_0 holds at most 8 * 65504 (its scale is f16); "
-        "rescale it, or list its module in modules_to_not_convert"
+        f"{where} has a value of magnitude {float(values.abs().max()):g}; Q4_0 holds at most 8 * 65504, as its "
+        "scale is f16; rescale it, or list its module in modules_to_not_convert"
     )

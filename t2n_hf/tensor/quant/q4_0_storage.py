@@ -34,8 +34,8 @@ def row_chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 class BlockStorage:
     """The blocks of one weight (..., N, K); shared by every tensor object over the same weight.
 
-    `held` is canonical blocks, uint8 (..., N, K/32, 18), or a KernelLayout with the same leading axes. It is replaced as
-    a whole, so that a reader in another thread keeps what it took.
+    `held` is canonical blocks, uint8 (..., N, K/32, 18), or a KernelLayout with the same leading axes. It is replaced
+    as a whole, so that a reader in another thread keeps what it took.
     """
 
     def __init__(self, held: torch.Tensor | KernelLayout, rows: int) -> None:

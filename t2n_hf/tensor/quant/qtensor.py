@@ -22,7 +22,7 @@ class QTensor(OpaqueTensor):
     """
 
     u8_blob: torch.Tensor
-    qscheme: QScheme
+    qscheme: QScheme  # type: ignore[assignment]  # torch has a method of this name, for its own quantized tensors
     u8_compressors: list[U8Compressor]
 
     def __new__(
@@ -75,7 +75,7 @@ class QTensor(OpaqueTensor):
     def write_in_file(self, dirpath: str | Path, label: str) -> None:
         """Write `<dirpath>/<label>.dat` in the form that the inference engine reads. Called at NNEF write time."""
         raise UnsupportedOpError(
-            f"{type(self).__name__} has no form of its own in NNEF; use QTensorTractScaleOnly, or export the dense values"
+            f"{type(self).__name__} has no form of its own in NNEF; use QTensorTractScaleOnly, or its dense values"
         )
 
     def _to_base_tensor(self) -> torch.Tensor:
