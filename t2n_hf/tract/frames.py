@@ -44,7 +44,7 @@ def write_frame(stream: BinaryIO, message: Mapping[str, Any], arrays: Mapping[st
     stream.write(_PREFIX.pack(_MAGIC, len(header)) + header)
     for array in packed.values():
         if array.nbytes:
-            stream.write(memoryview(array).cast("B"))
+            stream.write(memoryview(array.data).cast("B"))
     stream.flush()
 
 
@@ -82,7 +82,7 @@ def _read_array(stream: BinaryIO, name: str, dtype: str, shape: tuple[int, ...])
         raise FormatError(f"array {name!r} of a frame is declared as {dtype} {shape}")
     flat = np.empty(math.prod(shape), dtype)
     if flat.nbytes:
-        _fill(stream, memoryview(flat).cast("B"), f"array {name!r}")
+        _fill(stream, memoryview(flat.data).cast("B"), f"array {name!r}")
     return flat.reshape(shape)
 
 

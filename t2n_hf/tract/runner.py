@@ -17,7 +17,6 @@ from typing import IO, Any, Final, final
 
 import numpy as np
 
-import t2n_hf
 from t2n_hf.errors import FormatError, TractError
 from t2n_hf.tract.frames import Frame, read_frame, write_frame
 from t2n_hf.tract.version import require_tract
@@ -33,6 +32,7 @@ sys.modules["t2n_hf"] = package = types.ModuleType("t2n_hf")
 package.__path__ = where
 runpy.run_module("t2n_hf.tract.worker", run_name="__main__")
 """
+_PACKAGE: Final = Path(__file__).resolve().parents[1]
 _LAST_WORDS_LENGTH: Final = 4000
 # Frames of a Rust backtrace: addresses of the interpreter, at great length.
 _BACKTRACE: Final = re.compile(r"^(stack backtrace:| +\d+: .*| +at .*)\n", re.MULTILINE)
@@ -67,7 +67,7 @@ class TractRunner:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the finalizer
-        path = json.dumps([sys.path, list(t2n_hf.__path__)])
+        path = json.dumps([sys.path, [str(_PACKAGE)]])
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", _BOOTSTRAP, path],
             stdin=subprocess.PIPE,
@@ -111,7 +111,7 @@ class TractRunner:
         return self._call({"op": "step", "feedback": dict(feedback)}, inputs, "running")[1]
 
     def crop(self, names: Iterable[str], *, axis: int, length: int) -> None:
-        """Cut kept inputs to their first `length` positions along `axis`. Raises TractError for one that is not kept."""
+        """Cut kept inputs to their first `length` positions along `axis`. Raises TractError for one not kept."""
         self._call({"op": "crop", "names": list(names), "axis": axis, "length": length}, {}, "cropping")
 
     def reset(self) -> None:

@@ -24,4 +24,6 @@ def tract_version() -> str | None:
 def require_tract() -> None:
     """Raise TractError, saying what to install, when `tract` is missing."""
     if not available():
-        raise TractError("running an archive needs the tract package, which is not installed: `pip install t2n-hf[tract]`")
+        raise TractError(
+            "running an archive needs the tract package, which is not installed: `pip install t2n-hf[tract]`"
+        )

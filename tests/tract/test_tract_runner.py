@@ -95,7 +95,10 @@ def test_half_precision_goes_in_and_out(tmp_path):
     [
         ({"input_ids": ids(1)}, "needs input in_cache_key_0, in_cache_value_0"),
         ({"input_ids": ids(1), **caches(0), "extra": ids(1)}, "no input extra; it has input_ids"),
-        ({"input_ids": ids(1).astype(np.int32), **caches(0)}, r"input_ids is int32 .* expected int64 of shape \[1, S\]"),
+        (
+            {"input_ids": ids(1).astype(np.int32), **caches(0)},
+            r"input_ids is int32 .* expected int64 of shape \[1, S\]",
+        ),
         ({"input_ids": ids(1)[0], **caches(0)}, r"shape \[1\], expected"),
         ({"input_ids": ids(1), **caches(0, np.float16)}, "in_cache_key_0 is float16"),
     ],
@@ -124,7 +127,7 @@ def test_what_tract_refuses_is_an_error_and_the_worker_goes_on(runner):
 
 def test_an_archive_that_tract_cannot_read_is_refused(tmp_path):
     broken = write_archive(tmp_path / "model", text=TEXT.replace("softmax", "no_such_operator"))
-    with pytest.raises(TractError, match="(?s)tract failed while loading.*no_such_operator"):
+    with pytest.raises(TractError, match=r"(?s)tract failed while loading.*no_such_operator"):
         TractRunner(broken, timeout_s=60)
     with pytest.raises(TractError, match="no such archive"):
         TractRunner(tmp_path / "nothing")

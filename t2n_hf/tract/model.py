@@ -1,0 +1,295 @@
+"""A causal language model that tract runs, with the `generate()` of transformers."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Final, final
+
+import numpy as np
+import torch
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+from transformers.generation import GenerationMixin, GenerationMode
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import logging
+from transformers.utils.hub import cached_file
+
+from t2n_hf.errors import ConfigError, HubError, StorageError
+from t2n_hf.store.manifest import MANIFEST_NAME, ExportManifest
+from t2n_hf.tract.runner import TractRunner
+
+__all__ = ["TractModelForCausalLM"]
+
+_ARCHIVES: Final = ("model.nnef.tgz", "model.nnef.tar", "model")
+_IDS, _LOGITS, _CACHE_IN, _CACHE_OUT = "input_ids", "outputs", "in_cache_", "out_cache_"
+_CACHE_AXIS: Final = 2
+
+logger = logging.get_logger(__name__)
+
+
+@final
+class TractModelForCausalLM(GenerationMixin):
+    """An exported model, in a worker process that also keeps the key/value cache.
+
+    `generate()` takes the whole conversation each time; the tokens that the worker has seen already, from the start on,
+    are not computed again. Greedy search and sampling of one sequence. Close it, or use it as a context manager.
+    """
+
+    # What transformers asks of a model that generates.
+    main_input_name: ClassVar[str] = "input_ids"
+    base_model_prefix: ClassVar[str] = ""
+    _is_stateful: ClassVar[bool] = True
+    _supported_generation_modes: ClassVar[list[str]] = [GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE]
+
+    def __init__(
+        self,
+        runner: TractRunner,
+        config: PreTrainedConfig,
+        generation_config: GenerationConfig,
+        *,
+        max_context: int | None = None,
+    ) -> None:
+        if _IDS not in runner.inputs or _LOGITS not in runner.outputs:
+            raise ConfigError(
+                f"{runner.archive} is no causal language model: inputs {', '.join(runner.inputs)}, "
+                f"outputs {', '.join(runner.outputs)}; expected {_IDS} and {_LOGITS} among them"
+            )
+        self.config = config
+        self.generation_config = generation_config
+        self.max_context = max_context
+        self._runner = runner
+        self._past = _Past(runner, switch=_rope_switch(config))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        export: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        verify: bool = True,
+        timeout_s: float | None = None,
+    ) -> "TractModelForCausalLM":
+        """Load an export folder, or an export on the Hub.
+
+        Args:
+            export: folder that `export_nnef` wrote, or the id of a repository that `push_nnef_to_hub` filled.
+            revision: branch, tag or commit on the Hub.
+            token: token for the Hub; None uses the one that is stored.
+            verify: hold every file against the sha256 of the export's manifest first.
+            timeout_s: longest time for one call of tract; None waits for ever.
+
+        Raises:
+            TractError: tract is missing, or refuses the archive.
+            StorageError: there is no export. HubError: the Hub does not give it.
+            ArchiveError: a file is not what the manifest says.
+            ConfigError: the export is no causal language model.
+        """
+        folder = _folder(export, revision, token)
+        archive, max_context = _archive(folder, verify)
+        config = AutoConfig.from_pretrained(folder)
+        runner = TractRunner(archive, timeout_s=timeout_s)
+        try:
+            return cls(runner, config, _generation_config(folder, config), max_context=max_context)
+        except BaseException:
+            runner.close()
+            raise
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs and logits are: tract computes on the CPU."""
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the logits."""
+        return getattr(torch, self._runner.outputs[_LOGITS].dtype)
+
+    def can_generate(self) -> bool:
+        """Always: that is what this class is for."""
+        return True
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **_ignored: Any,  # noqa: ANN401 - whatever generate() passes to every model
+    ) -> CausalLMOutputWithPast:
+        """Logits after the whole sequence `input_ids` [1, S] i64: of the last position, [1, 1, V].
+
+        An archive with all logits gives those of every position that had to be computed. With `use_cache`, positions
+        that agree with what the worker has seen are not computed again; without, everything is.
+
+        Raises ConfigError for a batch, padding, or a sequence longer than the archive's context.
+        """
+        if input_ids.ndim != 2 or input_ids.shape[0] != 1:
+            raise ConfigError(
+                f"input_ids of shape {list(input_ids.shape)}: an archive runs one sequence at a time, [1, S]; "
+                "call generate() once per sequence, with num_return_sequences=1"
+            )
+        if attention_mask is not None and not bool(attention_mask.all()):
+            raise ConfigError("attention_mask has zeros: an archive takes one sequence without padding")
+        self._check_length(input_ids.shape[1])
+        if not use_cache:
+            self._past.reset()
+        logits = self._past.advance(input_ids[0].to("cpu", torch.int64).numpy())
+        return CausalLMOutputWithPast(logits=torch.from_numpy(logits))
+
+    __call__ = forward
+
+    def reset(self) -> None:
+        """Forget the conversation: the next call computes everything."""
+        self._past.reset()
+
+    def close(self) -> None:
+        """End the worker process."""
+        self._runner.close()
+
+    def __enter__(self) -> "TractModelForCausalLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        use_cache: bool | None = True,
+        **_ignored: Any,  # noqa: ANN401
+    ) -> dict[str, Any]:
+        """Pass the whole sequence on every step: `forward` knows what is new in it."""
+        return {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": use_cache}
+
+    def get_experts_implementation(self) -> dict[str, str | None]:
+        """Nothing to switch: the archive has its own."""
+        return {}
+
+    def _check_length(self, length: int) -> None:
+        if self.max_context is not None and length > self.max_context:
+            raise ConfigError(
+                f"a sequence of {length} tokens is longer than the {self.max_context} that {self._runner.archive} "
+                "was exported for; shorten it, or export with a larger max_context if the model has one"
+            )
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # the worker has the cache
+
+    def _validate_generation_mode(self, generation_mode: Any, *others: Any) -> None:  # noqa: ANN401
+        if generation_mode not in self._supported_generation_modes:
+            raise ConfigError(
+                f"generation mode {generation_mode.value!r} needs several sequences or models; an archive does greedy "
+                "search and sampling: use num_beams=1 and no assistant"
+            )
+        super()._validate_generation_mode(generation_mode, *others)  # type: ignore[misc]
+
+    def _validate_generated_length(
+        self,
+        generation_config: GenerationConfig,
+        input_ids_length: int,
+        has_default_max_length: bool,
+    ) -> None:
+        self._check_length(input_ids_length)
+        # The last token is only predicted, so it needs no position.
+        longest = None if self.max_context is None else self.max_context + 1
+        if longest is not None and generation_config.max_length > longest:
+            logger.warning_once(f"generation ends at {longest} tokens, the context that the archive was exported for")
+            generation_config.max_length = longest
+        super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)  # type: ignore[misc]
+
+
+@final
+class _Past:
+    """The tokens whose keys and values the worker holds."""
+
+    def __init__(self, runner: TractRunner, switch: int | None) -> None:
+        self._runner = runner
+        self._switch = switch
+        self._feedback = {
+            name: name.replace(_CACHE_OUT, _CACHE_IN, 1) for name in runner.outputs if name.startswith(_CACHE_OUT)
+        }
+        self._seen = np.zeros(0, np.int64)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._seen = self._seen[:0]
+        self._runner.reset()
+
+    def advance(self, tokens: np.ndarray) -> np.ndarray:
+        """Make `tokens` [S] the past, computing what is new in it, the last token at the least. Returns the logits."""
+        kept = self._usable(tokens)
+        if kept == 0:
+            self.reset()
+        elif kept < len(self._seen):
+            self._runner.crop(self._feedback.values(), axis=_CACHE_AXIS, length=kept)
+        # Forgotten while the worker is at it: an error leaves it in a state that nobody knows.
+        self._seen = self._seen[:0]
+        result = self._runner.step({_IDS: tokens[None, kept:]}, self._feedback)
+        self._seen = tokens.copy()
+        return result[_LOGITS]
+
+    def _usable(self, tokens: np.ndarray) -> int:
+        """How many of the seen tokens begin `tokens`, short of its last."""
+        if not self._feedback:
+            return 0
+        most = min(len(self._seen), len(tokens) - 1)
+        different = np.flatnonzero(self._seen[:most] != tokens[:most])
+        kept = int(different[0]) if different.size else most
+        # Keys on one side of a LongRoPE switch do not fit queries on the other.
+        if self._switch is not None and (len(self._seen) > self._switch) != (len(tokens) > self._switch):
+            return 0
+        return kept
+
+
+def _rope_switch(config: PreTrainedConfig) -> int | None:
+    """Length up to which a LongRoPE model uses its short factors; None for other models."""
+    rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
+        if parameters.get("rope_type") == "longrope":
+            return int(parameters["original_max_position_embeddings"])
+    return None
+
+
+def _folder(export: str | os.PathLike[str], revision: str | None, token: str | bool | None) -> Path:
+    if Path(export).is_dir():
+        return Path(export)
+    name = str(export)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise StorageError(f"{name}: no such folder, and not the id of a repository (owner/name)")
+    folder = _fetch(name, MANIFEST_NAME, revision, token).parent
+    # The files of the commit that the manifest is from, whatever the branch has become meanwhile.
+    for listed in ExportManifest.read(folder).files:
+        _fetch(name, listed, folder.name, token)
+    return folder
+
+
+def _fetch(repository: str, name: str, revision: str | None, token: str | bool | None) -> Path:
+    try:
+        path = cached_file(repository, name, revision=revision, token=token)
+    except OSError as error:
+        raise HubError(f"{name} of {repository} cannot be fetched: {error}") from error
+    if path is None:
+        raise HubError(f"{repository} has no {name}")
+    return Path(path)
+
+
+def _archive(folder: Path, verify: bool) -> tuple[Path, int | None]:
+    if (folder / MANIFEST_NAME).exists():
+        manifest = ExportManifest.read(folder)
+        if verify:
+            manifest.verify(folder)
+        return folder / manifest.archive, manifest.max_context
+    for name in _ARCHIVES:
+        if (folder / name).exists():
+            return folder / name, None
+    raise StorageError(f"{folder} holds no export: neither {MANIFEST_NAME} nor {', '.join(_ARCHIVES)}")
+
+
+def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
+    if (folder / "generation_config.json").exists():
+        return GenerationConfig.from_pretrained(folder)
+    return GenerationConfig.from_model_config(config)
