@@ -61,7 +61,7 @@ def _to_copy(tensor: Any, *, dtype: torch.dtype | None = None, device: Any = Non
 def _equal(left: Any, right: Any) -> bool:
     if type(left) is type(right) and left.shape == right.shape and left.dtype == right.dtype:
         ours, theirs = left._parts(), right._parts()
-        if ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours):
+        if ours and ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours):
             return True
     other = materialise(right, "equal") if hasattr(right, "to_base_tensor") else right
     return torch.equal(materialise(left, "equal"), other)

@@ -8,6 +8,7 @@ silently: it persists, or raises InPlaceError.
 # ruff: noqa: ANN401 - arguments are handed through from torch, which types them as Any
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Final, NoReturn
 
 import torch
@@ -17,6 +18,7 @@ from typing_extensions import Self
 
 from t2n_hf.errors import ConfigError, InPlaceError, UnsupportedOpError
 from t2n_hf.tensor.aten_rules import ATEN_RULES, gives_view, written_arguments
+from t2n_hf.tensor.autograd import LinearThroughOpaque
 from t2n_hf.tensor.compute import compute_mode, overriding_compute
 from t2n_hf.tensor.fallback import ReadOnlyView, materialise, materialised_counts
 
@@ -40,22 +42,6 @@ def opaque_to_final_tensor(rtensor: torch.Tensor) -> torch.Tensor:
     return rtensor
 
 
-class _LinearThroughOpaque(torch.autograd.Function):
-    """`x @ weight.T + bias` with a gradient for x and bias; the weight's values are made again for backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: "OpaqueTensor", bias: torch.Tensor | None) -> torch.Tensor:
-        ctx.weight, ctx.has_bias = weight, bias is not None
-        return weight._linear(x, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:
-        grad = grads[0]
-        for_x = ctx.weight._linear_backward(grad) if ctx.needs_input_grad[0] else None
-        needs_bias = ctx.has_bias and ctx.needs_input_grad[2]
-        return for_x, None, grad.reshape(-1, grad.shape[-1]).sum(0) if needs_bias else None
-
-
 def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> Any:
     if not isinstance(weight, OpaqueTensor) or isinstance(input, OpaqueTensor):
         return NotImplemented
@@ -63,7 +49,7 @@ def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) 
         if weight.requires_grad:
             return NotImplemented
         if input.requires_grad or (bias is not None and bias.requires_grad):
-            return _LinearThroughOpaque.apply(input, weight, bias)
+            return LinearThroughOpaque.apply(input, weight, bias)
     return weight._linear(input, bias)
 
 
@@ -121,6 +107,11 @@ def _set_item(tensor: Any, index: Any, value: Any) -> Any:
     return tensor._set_item(index, value)
 
 
+def _normal_tensors() -> AbstractContextManager[Any]:
+    """Make no inference tensors here: torch refuses one as a view or alias of a tensor that is none."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
 class OpaqueTensor(torch.Tensor):
     """Abstract. A wrapper around the parts that a concrete class keeps.
 
@@ -167,7 +158,8 @@ class OpaqueTensor(torch.Tensor):
     @classmethod
     def _shell(cls, shape: Any, dtype: torch.dtype, device: Any, name: str = "") -> Self:
         """Make an instance without fields: contiguous strides, no storage, no gradient."""
-        result = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)
+        with _normal_tensors():
+            result = torch.Tensor._make_wrapper_subclass(cls, torch.Size(shape), dtype=dtype, device=device)
         result._name = name
         return result
 
@@ -364,6 +356,10 @@ class OpaqueTensor(torch.Tensor):
         written = next((w for w in written_arguments(func, args, kwargs) if isinstance(w, OpaqueTensor)), None)
         if written is not None:
             return written._write(func, args, kwargs)
+        # Where no gradient is recorded, torch hands over operators that it takes apart elsewhere (`to`, `reshape`).
+        decomposed = func.decompose(*args, **kwargs)
+        if decomposed is not NotImplemented:
+            return decomposed
         seen: list[OpaqueTensor] = []
 
         def plain(value: Any) -> Any:
@@ -372,9 +368,10 @@ class OpaqueTensor(torch.Tensor):
             seen.append(value)
             return materialise(value, func)
 
-        result = func(*tree_map(plain, args), **tree_map(plain, kwargs))
         if not gives_view(func):
-            return result
+            return func(*tree_map(plain, args), **tree_map(plain, kwargs))
+        with _normal_tensors():
+            result = func(*tree_map(plain, args), **tree_map(plain, kwargs))
         return tree_map(lambda value: seen[0]._read_only(value), result)
 
 

@@ -75,7 +75,7 @@ class TransposedTensor(OpaqueTensor, SupportsOffloadState):
 
     def _rebuild(self, parts: dict[str, torch.Tensor], dtype: torch.dtype) -> Self:
         inner: Any = parts["inner"]
-        return self.over(inner if inner.dtype == dtype else inner.to(dtype), self.name)
+        return self.over(inner if inner.dtype == dtype else inner._with_dtype(dtype), self.name)
 
     def _transposed(self) -> OpaqueTensor:
         return self.inner
