@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.quantizers.base import HfQuantizer
 
-__all__ = ["CheckpointSources", "MappedPages"]
+__all__ = ["CheckpointSources", "MappedPages", "total_nbytes"]
 
 _MAPS: Final = Path("/proc/self/maps")
 
@@ -129,3 +129,8 @@ class MappedPages:
                 start, stop = fields[0].split("-")
                 found.append((int(start, 16), int(stop, 16)))
         return found
+
+
+def total_nbytes(ranges: Iterable[ByteRange]) -> int:
+    """Bytes of several ranges together."""
+    return sum(r.nbytes for r in ranges)

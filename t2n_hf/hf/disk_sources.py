@@ -1,0 +1,53 @@
+"""A packed weight that stays in the checkpoint it was saved in, its parts being tensors of that."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+
+from t2n_hf.contract import OffloadState
+from t2n_hf.errors import FormatError
+from t2n_hf.hf.stored import StoredForm
+from t2n_hf.registry import class_of_tag
+from t2n_hf.store.checkpoint import ByteRange
+from t2n_hf.tensor.opaque import OpaqueTensor
+
+__all__ = ["StoredParts"]
+
+
+@final
+class StoredParts:
+    """What an OffloadedTensor loads: the parts of `form`, each at its range of the user's files.
+
+    Raises FormatError when one is missing, UnknownTagError when no installed class declares the tag.
+    """
+
+    def __init__(self, name: str, form: StoredForm, ranges: Mapping[str, ByteRange]) -> None:
+        missing = set(form.parts) - set(ranges)
+        if missing:
+            raise FormatError(f"{name}: the checkpoint lacks its parts {', '.join(sorted(missing))}")
+        self._kind: Any = class_of_tag(form.tag)
+        self._form = form
+        self._ranges = dict(ranges)
+
+    @property
+    def kind(self) -> type[OpaqueTensor] | None:
+        """Class of the value."""
+        kind: type[OpaqueTensor] = self._kind
+        return kind
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parts."""
+        return sum(part.nbytes for part in self._ranges.values())
+
+    def read(self, device: torch.device) -> torch.Tensor:
+        """Read the parts and rebuild the weight on `device`. Raises StorageError."""
+        tensors = {name: part.read() for name, part in self._ranges.items()}
+        state = OffloadState(tag=self._form.tag, tensors=tensors, meta=dict(self._form.meta))
+        rebuilt: torch.Tensor = self._kind.from_offload_state(state, device)
+        return rebuilt
+
+    def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
+        """Not done for packed weights: only their class knows what a row is."""
+        return None

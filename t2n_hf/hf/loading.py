@@ -1,0 +1,153 @@
+"""Open a checkpoint for the exporter and the command line: everything on disk unless told otherwise."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import transformers
+from transformers import AutoConfig
+from transformers.utils import cached_file
+
+from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError
+from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
+from t2n_hf.hf.quantizer import register
+from t2n_hf.store.checkpoint import CheckpointIndex
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["check_checkpoint", "checkpoint_folder", "load_checkpoint"]
+
+_ON_DISK: Final[Mapping[str, str]] = {"": "disk"}
+_AUTO_CLASSES: Final = {
+    "text-generation": "AutoModelForCausalLM",
+    "fill-mask": "AutoModelForMaskedLM",
+    "text-classification": "AutoModelForSequenceClassification",
+    "feature-extraction": "AutoModel",
+}
+
+
+def check_checkpoint(folder: str | Path) -> None:
+    """Look at a model folder before anything is loaded.
+
+    Raises CheckpointNotFoundError when it has no config.json or no weights, StorageError for a missing or truncated
+    shard, FormatError for a file that is not what it should be.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise CheckpointNotFoundError(
+            f"{folder} has no config.json; expected a model folder as save_pretrained writes it, or a repository's id"
+        )
+    CheckpointIndex.open(folder).close()
+
+
+def checkpoint_folder(path_or_id: str | Path, revision: str | None = None, **options: Any) -> Path:  # noqa: ANN401
+    """Give the local folder of a model: `path_or_id` itself, or the snapshot of a repository (its config is fetched).
+
+    `options` (token, cache_dir) go to the download. Raises CheckpointNotFoundError when there is neither.
+    """
+    folder = Path(path_or_id)
+    if folder.is_dir():
+        return folder
+    try:
+        found = cached_file(str(path_or_id), "config.json", revision=revision, **options)
+    except OSError as error:
+        raise CheckpointNotFoundError(f"{path_or_id} is neither a model folder nor a repository: {error}") from error
+    if found is None:
+        raise CheckpointNotFoundError(f"{path_or_id} has no config.json")
+    return Path(found).parent
+
+
+def load_checkpoint(
+    path_or_id: str | Path,
+    *,
+    weights: str | None = None,
+    embeddings: str | None = None,
+    lm_head: str | None = None,
+    device_map: str | Mapping[str, Any] | None = _ON_DISK,
+    max_memory: Mapping[Any, Any] | None = None,
+    dtype: torch.dtype | str | None = None,
+    task: str | None = None,
+    config: T2NConfig | None = None,
+    **options: Any,  # noqa: ANN401 - for from_pretrained: revision, token, cache_dir, trust_remote_code...
+) -> "PreTrainedModel":
+    """Load a model folder or a repository of the Hub, its weights left on disk unless `device_map` says otherwise.
+
+    Args:
+        path_or_id: a folder, or an id of the Hub (which is downloaded).
+        weights: quantize to this class while loading; None takes the checkpoint as it is.
+        embeddings: the same for the token embeddings.
+        lm_head: the same for the head.
+        device_map: as for from_pretrained, with "disk". None: all in memory.
+        max_memory: limits by device, in bytes or text, for device_map="auto".
+        dtype: None keeps that of the checkpoint.
+        task: which head to load ("text-generation", "fill-mask", "text-classification", "feature-extraction"); None
+            takes the class that the checkpoint names.
+        config: all options at once, in place of `weights`, `embeddings` and `lm_head`.
+        **options: handed to from_pretrained. `trust_remote_code` stays False unless it is given.
+
+    Raises CheckpointNotFoundError, StorageError or FormatError for a checkpoint that cannot be loaded, ConfigError for
+    options that contradict it.
+    """
+    register()
+    if config is not None and (weights, embeddings, lm_head) != (None, None, None):
+        raise ConfigError("config= already says weights, embeddings and lm_head; give one or the other")
+    if Path(path_or_id).is_dir():
+        check_checkpoint(path_or_id)
+    model_config = _read_config(path_or_id, options)
+    loader = _loader(model_config, task, options)
+    quantization = config or T2NConfig(weights or NOT_QUANTIZED, embeddings=embeddings, lm_head=lm_head)
+    stored = getattr(model_config, "quantization_config", None)
+    if stored is not None:
+        _refuse_repacking(path_or_id, stored, (weights, embeddings, lm_head))
+    return loader.from_pretrained(
+        path_or_id,
+        config=model_config,
+        quantization_config=config if stored is not None else quantization,
+        device_map=dict(device_map) if isinstance(device_map, Mapping) else device_map,
+        max_memory=None if max_memory is None else dict(max_memory),
+        dtype=dtype or "auto",
+        **options,
+    )
+
+
+def _read_config(path_or_id: str | Path, options: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a PreTrainedConfig
+    kept = {
+        k: v for k, v in options.items() if k in ("revision", "token", "cache_dir", "trust_remote_code", "subfolder")
+    }
+    try:
+        return AutoConfig.from_pretrained(path_or_id, **kept)
+    except OSError as error:
+        raise CheckpointNotFoundError(f"{path_or_id} is neither a model folder nor a repository: {error}") from error
+    except ValueError as error:
+        raise FormatError(f"{path_or_id}: its config.json cannot be used: {error}") from error
+
+
+def _loader(config: Any, task: str | None, options: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a class of transformers
+    if task is not None:
+        if task not in _AUTO_CLASSES:
+            raise ConfigError(f"task={task!r}; expected one of {', '.join(_AUTO_CLASSES)}")
+        return getattr(transformers, _AUTO_CLASSES[task])
+    for name in config.architectures or ():
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    if getattr(config, "auto_map", None) and options.get("trust_remote_code"):
+        return transformers.AutoModelForCausalLM
+    raise ConfigError(
+        f"config.json names the model class {', '.join(config.architectures or ['(none)'])}, which transformers "
+        f"{transformers.__version__} does not have; give task= ({', '.join(_AUTO_CLASSES)})"
+    )
+
+
+def _refuse_repacking(path_or_id: str | Path, stored: Any, asked: tuple[str | None, ...]) -> None:  # noqa: ANN401
+    method = stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", None)
+    if method != QUANT_METHOD:
+        raise ConfigError(
+            f"{path_or_id} is quantized with {method!r}, which t2n_hf does not load; take the plain weights"
+        )
+    if any(choice is not None for choice in asked):
+        raise ConfigError(
+            f"{path_or_id} is quantized already and is loaded as it is; leave out weights, embeddings and lm_head, "
+            "or take the plain weights"
+        )

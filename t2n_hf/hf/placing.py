@@ -1,0 +1,223 @@
+"""One load: turns each weight that arrives into what was planned for it, and puts it where the device map says."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from t2n_hf.contract import OffloadState, WeightFormat
+from t2n_hf.errors import FormatError, T2NError
+from t2n_hf.hf.config import T2NConfig
+from t2n_hf.hf.device_map import Placement
+from t2n_hf.hf.disk_sources import StoredParts
+from t2n_hf.hf.plan import Choice, Plan
+from t2n_hf.hf.sources import CheckpointSources, MappedPages, total_nbytes
+from t2n_hf.hf.stored import StoredForm, StoredForms
+from t2n_hf.hf.weights import replace_parameter
+from t2n_hf.registry import class_of_tag
+from t2n_hf.store.checkpoint import ByteRange
+from t2n_hf.tensor.offload import OffloadedTensor
+from t2n_hf.tensor.opaque import OpaqueTensor
+from t2n_hf.tensor.stored import StoredSource
+from t2n_hf.tensor.transposed import TransposedTensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Placing", "parameter_of", "quantized"]
+
+# A vector is read with nearly every token and costs more to look up than to keep.
+_KEPT_NBYTES: Final = 16 << 10
+
+
+def parameter_of(tensor: torch.Tensor, name: str) -> nn.Parameter:
+    """Make a parameter of an opaque tensor, without gradient, that knows its name."""
+    parameter = nn.Parameter(tensor, requires_grad=False)
+    if isinstance(parameter, OpaqueTensor):
+        parameter.name = name
+    return parameter
+
+
+def quantized(value: torch.Tensor, choice: Choice, *, dtype: torch.dtype, name: str, compute: str) -> torch.Tensor:
+    """Quantize `value`, a plain float tensor, as `choice` says; the result acts as a tensor of `dtype`.
+
+    Raises QuantizationError naming `name`.
+    """
+    assert choice.format is not None
+    held = value.transpose(-1, -2).contiguous() if choice.transposed else value
+    inner = choice.format.quantize(held, dtype=dtype, name=name)
+    assert isinstance(inner, WeightFormat)
+    inner = inner.with_compute(compute)
+    assert isinstance(inner, OpaqueTensor)
+    return TransposedTensor.over(inner) if choice.transposed else inner
+
+
+@dataclass(kw_only=True)
+class Placing:
+    """What one call of from_pretrained knows, from the empty model to the loaded one."""
+
+    model: "PreTrainedModel"
+    config: T2NConfig
+    plan: Plan
+    placement: Placement
+    dtype: torch.dtype
+    forms: StoredForms
+    pages: MappedPages
+    packed: bool = False
+    sources: CheckpointSources | None = None
+    failures: list[T2NError] = field(default_factory=list)
+    released: set[str] = field(default_factory=set)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+
+    def wants(self, name: str) -> bool:
+        """Say whether the parameter `name` is to pass through here while it is loaded."""
+        choice = self.plan.get(name)
+        if choice is None or name in self.released or self.packed:
+            return False
+        return choice.format is not None or self.placement.on_disk(name)
+
+    def place(self, name: str, value: torch.Tensor, key: str | None = None) -> torch.Tensor:
+        """Turn a loaded value into its parameter. `key` is its name in the checkpoint when it was only renamed.
+
+        What cannot be done is kept in `failures`, to be raised when loading ends: transformers would hide it here.
+        """
+        wanted = self.model.get_parameter(name)
+        if value.shape != wanted.shape:
+            # Left to transformers, which reports it or starts it anew (ignore_mismatched_sizes).
+            self.released.add(name)
+            return value
+        dtype = value.dtype if value.dtype != self.dtype else wanted.dtype
+        try:
+            return self._place(name, value, key, dtype)
+        except T2NError as error:
+            self.failures.append(error)
+            return value
+
+    def _place(self, name: str, value: torch.Tensor, key: str | None, dtype: torch.dtype) -> torch.Tensor:
+        choice = self.plan[name]
+        on_disk = self.placement.on_disk(name)
+        if choice.format is None:
+            return self._offloaded(name, value, key, dtype) if on_disk else value
+        value = self._before_rounding(name, value, key)
+        packed = quantized(value, choice, dtype=dtype, name=name, compute=self.config.compute)
+        self.pages.used(value.nbytes)
+        return parameter_of(self._spilled(name, packed) if on_disk else packed, name)
+
+    def _before_rounding(self, name: str, value: torch.Tensor, key: str | None) -> torch.Tensor:
+        """Read the weight as it is stored when the loader has already rounded it to a smaller dtype."""
+        if self.sources is None or key is None:
+            return value
+        found = self.sources.single(name, key)
+        if found is None or found.shape != tuple(value.shape):
+            return value
+        stored = self.sources.torch_dtype(found)
+        return found.read() if stored.itemsize > value.dtype.itemsize and stored.is_floating_point else value
+
+    def _offloaded(self, name: str, value: torch.Tensor, key: str | None, dtype: torch.dtype) -> torch.Tensor:
+        """Leave a plain weight in the checkpoint's own bytes; only what has no such bytes is spilled."""
+        if value.dim() < 2 and value.nbytes <= _KEPT_NBYTES:
+            return value.to(dtype, copy=True)
+        device = self.placement.execution_device
+        self.pages.used(value.nbytes)
+        found = self._range_of(name, value, key)
+        if found is None:
+            return parameter_of(self._spilled(name, value.to(dtype)), name)
+        offloaded = OffloadedTensor.from_byte_range(
+            found, name, dtype, device, shape=value.shape, spill_dir=self.config.spill_dir
+        )
+        return parameter_of(offloaded, name)
+
+    def _range_of(self, name: str, value: torch.Tensor, key: str | None) -> ByteRange | list[ByteRange] | None:
+        """Find the ranges that hold exactly `value`. What came through more than a renaming is compared."""
+        if self.sources is None:
+            return None
+        found = self.sources.single(name, key)
+        if found is None or found.shape != tuple(value.shape):
+            return self.sources.rows(name, value)
+        return found if key is not None or torch.equal(found.read().to(value.dtype), value) else None
+
+    def _spilled(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        return OffloadedTensor(value, self.placement.execution_device, self.config.spill_dir, name)
+
+    # ---- checkpoints that are packed already ----------------------------------------------------------------------
+
+    def form_of(self, name: str) -> StoredForm | None:
+        """Give the stored form of parameter `name`, None when it is stored plainly."""
+        return self.forms.find(name, self.model.base_model_prefix)
+
+    def stored_nbytes(self, name: str) -> int | None:
+        """Bytes that the stored parts of parameter `name` take, None when it is stored plainly."""
+        return total_nbytes(self._ranges_of_parts(name).values()) or None
+
+    def stays_on_disk(self, name: str) -> bool:
+        """Say whether `name` is a plain weight of a packed checkpoint that is to stay on disk."""
+        return name in self.plan and self.form_of(name) is None and self.placement.on_disk(name)
+
+    def _ranges_of_parts(self, name: str) -> dict[str, ByteRange]:
+        form = self.form_of(name)
+        if form is None or self.sources is None:
+            return {}
+        keys = [key for _, key in self.sources.of(name)]
+        found = {part: next((k for k in keys if k.endswith(f"_{part}")), None) for part in form.parts}
+        return {part: self.sources.index[key] for part, key in found.items() if key is not None}
+
+    def rebuild(self, name: str, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Make the parameter `name` of its stored parts.
+
+        What does not fit together or into the model is kept in `failures`, and the empty parameter is given back.
+        """
+        wanted = self.model.get_parameter(name)
+        try:
+            return parameter_of(self._rebuild(name, parts, wanted), name)
+        except T2NError as error:
+            self.failures.append(error)
+            return wanted
+
+    def _rebuild(self, name: str, parts: dict[str, torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
+        form = self.form_of(name)
+        if form is None or set(parts) != set(form.parts):
+            expected = "a plain weight" if form is None else f"parts {', '.join(form.parts)}"
+            raise FormatError(
+                f"{name}: the checkpoint has parts {', '.join(sorted(parts))}; config.json says {expected}"
+            )
+        kind = class_of_tag(form.tag)
+        state = OffloadState(tag=form.tag, tensors=parts, meta=dict(form.meta))
+        packed: Any = kind.from_offload_state(state, None)
+        if packed.shape != wanted.shape:
+            raise FormatError(f"{name}: stored with shape {tuple(packed.shape)}, the model has {tuple(wanted.shape)}")
+        if self.placement.on_disk(name):
+            return self._stored_on_disk(name, form, state, wanted)
+        packed = packed.to(wanted.dtype)
+        return packed.with_compute(self.config.compute) if hasattr(packed, "with_compute") else packed
+
+    def _stored_on_disk(self, name: str, form: StoredForm, state: OffloadState, wanted: torch.Tensor) -> torch.Tensor:
+        device, spill_dir = self.placement.execution_device, self.config.spill_dir
+        ranges = self._ranges_of_parts(name)
+        if self.config.compute == "fast" or not ranges:
+            # A kernel's layout is made once and spilled: making it at each load costs more than the product.
+            return OffloadedTensor.from_state(
+                state, name, wanted.dtype, device, compute=self.config.compute, spill_dir=spill_dir
+            )
+        content = StoredParts(name, form, ranges)
+        source = StoredSource(content, wanted.shape, wanted.dtype, name, spill_folder=spill_dir)
+        return OffloadedTensor._from_source(source, device)
+
+    # ---- when everything has arrived ------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Do what the loader did not bring by: plain weights of a packed checkpoint, and several weights from one."""
+        for name, parameter in list(self.model.named_parameters()):
+            if isinstance(parameter, OpaqueTensor) or name in self.released or self.failures:
+                continue
+            if self.packed and self.stays_on_disk(name):
+                dtype = self.dtypes.get(name, parameter.dtype)
+                self._replace(parameter, self._offloaded(name, parameter.detach(), None, dtype))
+            elif not self.packed and self.wants(name):
+                self._replace(parameter, self.place(name, parameter.detach()))
+        self.pages.drop()
+
+    def _replace(self, old: nn.Parameter, new: torch.Tensor) -> None:
+        if not isinstance(new, nn.Parameter):
+            new = nn.Parameter(new, requires_grad=old.requires_grad)
+        replace_parameter(self.model, old, new)

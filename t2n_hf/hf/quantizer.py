@@ -1,0 +1,264 @@
+"""The quantizer that transformers calls while it loads and saves a model with a T2NConfig."""
+
+import copy
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AUTO_QUANTIZER_MAPPING,
+    register_quantization_config,
+    register_quantizer,
+)
+from transformers.quantizers.base import HfQuantizer
+
+from t2n_hf.errors import T2NError
+from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
+from t2n_hf.hf.conversions import PlaceWeights, RebuildWeights
+from t2n_hf.hf.device_map import Placement
+from t2n_hf.hf.hooks import attach_pool, offloaded_parameters
+from t2n_hf.hf.materialize import materialize
+from t2n_hf.hf.placing import Placing
+from t2n_hf.hf.plan import Choice, Plan, make_plan, tied_groups
+from t2n_hf.hf.report import CoverageReport, coverage_of
+from t2n_hf.hf.saving import adopt, packed_state_dict
+from t2n_hf.hf.sources import CheckpointSources, MappedPages
+from t2n_hf.hf.stored import StoredForms
+from t2n_hf.hf.weights import held_nbytes
+from t2n_hf.store.checkpoint import CheckpointIndex
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["COVERAGE_THRESHOLD", "T2NQuantizer", "register"]
+
+# Below this share of what could be quantized, loading warns: someone who asked for 4 bits would not expect it.
+COVERAGE_THRESHOLD: Final = 0.5
+
+
+class T2NQuantizer(HfQuantizer):
+    """Loads, quantizes, offloads and saves. Made by from_pretrained, one for each model; kept as `model.hf_quantizer`.
+
+    `plan` says for each parameter what was chosen and why.
+    """
+
+    requires_calibration = False
+    quantization_config: T2NConfig
+
+    def __init__(self, quantization_config: T2NConfig, **kwargs: object) -> None:
+        super().__init__(copy.deepcopy(quantization_config), **kwargs)
+        self.plan: Plan = {}
+        self._placement = Placement()
+        self._dtype = torch.get_default_dtype()
+        self._placing: Placing | None = None
+        self._forms = StoredForms.from_json(self.quantization_config.tensors)
+
+    # ---- before the model exists ----------------------------------------------------------------------------------
+
+    def validate_environment(self, device_map: object = None, **kwargs: object) -> None:
+        """Check the configuration; with device_map="auto" this is called again, with the map that was inferred.
+
+        That second map, which only this load uses, is where "disk" is taken out of, in place.
+        """
+        if "weights_only" in kwargs:  # the first call: the map is the user's own
+            self._compare_with_requested()
+        elif isinstance(device_map, dict):
+            device_map.update(self._placement.take(device_map))
+
+    def _compare_with_requested(self) -> None:
+        asked = self.quantization_config.requested
+        self.quantization_config.requested = None
+        if not self.pre_quantized or asked is None or asked == T2NConfig().get_loading_attributes()["requested"]:
+            return
+        other = [f"{k}={v!r}" for k, v in asked.items() if v != getattr(self.quantization_config, k)]
+        if other:
+            warnings.warn(
+                f"the checkpoint is quantized already: its own options hold, {', '.join(other)} is ignored",
+                stacklevel=2,
+            )
+
+    def update_device_map(self, device_map: Any) -> Any:  # noqa: ANN401 - whatever transformers takes
+        """Take "disk" out of a copy of the user's map."""
+        return self._placement.take(device_map) if isinstance(device_map, dict) else device_map
+
+    def update_attn_implementation(self, config: Any) -> Any:  # noqa: ANN401
+        """Have fused experts computed one by one: the grouped kernels would need all of them dense at once."""
+        text = config.get_text_config()
+        for one in {id(config): config, id(text): text}.values():
+            if any(getattr(one, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+                one._experts_implementation = "eager"
+        return config
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Note the dtype that weights act as. It is kept as asked."""
+        self._dtype = dtype
+        return dtype
+
+    def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
+        """Note the limits: what resident weights leave of the CPU's is the budget for those on disk."""
+        self._placement.max_memory = dict(max_memory)
+        return max_memory
+
+    # ---- the empty model ------------------------------------------------------------------------------------------
+
+    def _process_model_before_weight_loading(
+        self, model: "PreTrainedModel", checkpoint_files: list[str] | None = None, **kwargs: object
+    ) -> None:
+        self._placement.tie(tied_groups(model))
+        self.plan = make_plan(model, self.quantization_config)
+        files = [f for f in checkpoint_files or [] if f.endswith(".safetensors")]
+        index = CheckpointIndex.open(files) if files else None
+        self._placing = Placing(
+            model=model,
+            config=self.quantization_config,
+            plan=self.plan,
+            placement=self._placement,
+            dtype=self._dtype,
+            forms=self._forms,
+            packed=self.pre_quantized,
+            pages=MappedPages(files),
+            sources=None if index is None else CheckpointSources(index, model, self),
+        )
+
+    def param_needs_quantization(self, model: "PreTrainedModel", param_name: str, **kwargs: object) -> bool:
+        """Say whether the parameter passes through PlaceWeights: it is to be quantized, or to stay on disk."""
+        return self._placing is not None and self._placing.wants(param_name)
+
+    def param_element_size(self, model: "PreTrainedModel", param_name: str, param: torch.Tensor) -> float:
+        """Bytes per element that the parameter will take, exactly: device maps are planned with it."""
+        if self.pre_quantized:
+            nbytes = None if self._placing is None else self._placing.stored_nbytes(param_name)
+        else:
+            choice = self.plan.get(param_name, Choice())
+            nbytes = choice.nbytes(param.shape)
+        return param.element_size() if nbytes is None else nbytes / param.numel()
+
+    def get_quantize_ops(self) -> PlaceWeights:
+        """Give the operation for weights that `param_needs_quantization`."""
+        assert self._placing is not None
+        return PlaceWeights(self._placing)
+
+    # ---- a checkpoint that is packed already ----------------------------------------------------------------------
+
+    @property
+    def serialized_names(self) -> dict[str, list[str]]:  # type: ignore[override]
+        """Names of stored parts, by the last name of their parameter."""
+        return self._forms.serialized_names() if self.pre_quantized else {}
+
+    def get_load_operations(self) -> dict[str, type[RebuildWeights]]:
+        """Name the operation that makes a weight of its parts."""
+        return {"deserialize": RebuildWeights}
+
+    def rebuild(self, name: str, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Make parameter `name` of its parts. What fails is raised when loading ends."""
+        assert self._placing is not None
+        return self._placing.rebuild(name, parts)
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:  # noqa: ANN401
+        """Leave packed parts, and plain weights that stay on disk, as they are stored."""
+        wanted = super().get_new_dtype(converter, param, dtype)
+        names = getattr(converter, "target_patterns", [])
+        if wanted is None or self._placing is None or len(names) != 1 or not self._placing.stays_on_disk(names[0]):
+            return wanted
+        self._placing.dtypes[names[0]] = wanted
+        return None
+
+    # ---- the loaded model -----------------------------------------------------------------------------------------
+
+    def _process_model_after_weight_loading(self, model: "PreTrainedModel", **kwargs: object) -> "PreTrainedModel":
+        placing, self._placing = self._placing, None
+        assert placing is not None
+        placing.finish()
+        _raise_first(placing.failures)
+        if self._placement.uses_disk:
+            model.hf_device_map = self._placement.true_map()  # type: ignore[assignment]
+        if offloaded_parameters(model):
+            attach_pool(model, self._budget(model))
+        # Saving reverses what loading did to names; the parts of packed weights are no part of that.
+        rules: Any = model._weight_conversions
+        model._weight_conversions = [rule for rule in rules if not _rebuilds(rule)]  # type: ignore[assignment]
+        adopt(model)
+        self._warn_if_little(coverage_of(model, self.plan))
+        return model
+
+    def _budget(self, model: "PreTrainedModel") -> int:
+        limit = self.quantization_config.max_resident_bytes
+        if limit is not None:
+            return limit
+        allowed = self._placement.max_memory.get("cpu")
+        if allowed is None:
+            return 0
+        resident = sum(held_nbytes(p) for p in model.parameters()) + sum(b.nbytes for b in model.buffers())
+        return max(0, int(allowed) - resident)
+
+    def _warn_if_little(self, report: CoverageReport) -> None:
+        config = self.quantization_config
+        if config.weights != NOT_QUANTIZED and not self.pre_quantized and report.share < COVERAGE_THRESHOLD:
+            warnings.warn(
+                f"only {report.share:.0%} of the values that could be quantized are: "
+                f"{'; '.join(report.main_reasons())}. coverage_of(model) lists all of them",
+                stacklevel=2,
+            )
+
+    # ---- afterwards -----------------------------------------------------------------------------------------------
+
+    def get_state_dict_and_metadata(self, model: "PreTrainedModel") -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """Give packed weights as plain tensors; config.json, which is written next, says what they are."""
+        tensors, forms = packed_state_dict(model)
+        described = forms.to_json() or None
+        self.quantization_config.tensors = described
+        model.config.quantization_config.tensors = described
+        return tensors, {}
+
+    def _dequantize(self, model: "PreTrainedModel", dtype: torch.dtype | None = None) -> "PreTrainedModel":
+        return materialize(model)
+
+    def is_serializable(self) -> bool:
+        """Packed models can be saved."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Adapters beside packed weights can be trained: gradients pass through them. They themselves are fixed."""
+        return True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "T2NQuantizer":
+        """Copy what describes the model; a load that is going on belongs to the original."""
+        copied = object.__new__(T2NQuantizer)
+        memo[id(self)] = copied
+        copied.__dict__.update(self.__dict__)
+        copied.quantization_config = copy.deepcopy(self.quantization_config, memo)
+        copied._placing = None
+        return copied
+
+
+def _raise_first(failures: Iterable[T2NError]) -> None:
+    first, *others = [*failures, None]
+    if first is not None and len(others) > 1:
+        more = "; ".join(str(other) for other in others[:-1])
+        raise type(first)(f"{first}. And {len(others) - 1} more: {more}") from first
+    if first is not None:
+        raise first
+
+
+def _rebuilds(rule: Any) -> bool:  # noqa: ANN401 - a WeightTransform
+    return any(isinstance(operation, RebuildWeights) for operation in getattr(rule, "operations", ()))
+
+
+def register() -> None:
+    """Make transformers know T2NConfig and its quantizer. Doing it again, also after a reload, changes nothing else."""
+    registries: tuple[tuple[Mapping[str, Any], Any, type], ...] = (
+        (AUTO_QUANTIZATION_CONFIG_MAPPING, register_quantization_config, T2NConfig),
+        (AUTO_QUANTIZER_MAPPING, register_quantizer, T2NQuantizer),
+    )
+    for known, add, cls in registries:
+        present = known.get(QUANT_METHOD)
+        if present is cls:
+            continue
+        if present is not None:
+            if (present.__module__, present.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise T2NError(f"quant_method {QUANT_METHOD!r} belongs to {present.__module__}.{present.__qualname__}")
+            del known[QUANT_METHOD]  # type: ignore[attr-defined]
+        add(QUANT_METHOD)(cls)
