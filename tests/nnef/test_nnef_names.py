@@ -48,7 +48,22 @@ def test_plain_relative_names_can_be_members(name: str):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "/etc/passwd", "../x", "a/../x", "a//b", "./a", "a/.", "..", "a\\b", "C:x", "a\0b", "a\nb", "a\u202eb", "x" * 1025],
+    [
+        "",
+        "/etc/passwd",
+        "../x",
+        "a/../x",
+        "a//b",
+        "./a",
+        "a/.",
+        "..",
+        "a\\b",
+        "C:x",
+        "a\0b",
+        "a\nb",
+        "a\u202eb",
+        "x" * 1025,
+    ],
 )
 def test_names_that_leave_the_folder_or_hide_cannot_be_members(name: str):
     assert member_problem(name) is not None
