@@ -26,8 +26,8 @@ class Entry:
     """One value on one device. Every field is read and written with the pool's lock held, except by who loads it.
 
     `version` is that of the source when loading began. `leases` counts open leases, `writers` those that may write,
-    `waiting` the threads that wait for the load or copy the reference,
-    `reserved` the bytes put aside for it while it is loaded. `detached` entries left the pool's table while leased.
+    `waiting` the threads that wait for the load or copy the reference. `reserved` are bytes put aside for it while it
+    is loaded, `stamp` is torch's count of writes to the value. `detached` entries left the pool's table while in use.
     """
 
     key: Hashable
@@ -41,6 +41,7 @@ class Entry:
     writers: int = 0
     waiting: int = 0
     reserved: int = 0
+    stamp: int = 0
     dirty: bool = False
     writing: bool = False
     detached: bool = False

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from t2n_hf.errors import ResidencyError, StorageError, T2NError
+from t2n_hf.errors import InPlaceError, ResidencyError, StorageError, T2NError
 from t2n_hf.residency.entry import Entry, LoadState
 from t2n_hf.residency.policy import Policy
 from t2n_hf.residency.source import Source, version_of
@@ -23,6 +23,11 @@ def _read(source: Source, device: torch.device) -> torch.Tensor:
         if isinstance(error, T2NError):
             raise
         raise StorageError(f"{source.key}: cannot be read: {error}") from error
+
+
+def _stamp_of(value: torch.Tensor | None) -> int:
+    # Opaque values guard their own writes, and inference tensors count none.
+    return value._version if type(value) is torch.Tensor and not value.is_inference() else 0
 
 
 @final
@@ -57,10 +62,22 @@ class ResidentTable:
                     break
                 self.changed.wait_for(lambda entry=entry: entry.state is not LoadState.LOADING)  # type: ignore[misc]
                 if entry.state is LoadState.READY:
+                    self._check_unwritten(entry)
                     return entry
                 entry.waiting -= 1
         self.load(entry)
         return entry
+
+    def _check_unwritten(self, entry: Entry) -> None:
+        """Raise InPlaceError, and forget the value, when it was modified without a lease to do so. Lock held."""
+        if entry.stamp == _stamp_of(entry.value) or entry.dirty or entry.writers:
+            return
+        entry.waiting -= 1
+        self.drop(entry)
+        raise InPlaceError(
+            f"the resident value of {entry.source.key} was modified in place without a lease of mode 'read_write'; the "
+            "change is dropped: acquire it with mode='read_write', or work on a copy"
+        )
 
     def let_go(self, entry: Entry) -> None:
         """End a hold, and evict what is too much. Raises StorageError when what must go cannot be written back."""
@@ -93,6 +110,7 @@ class ResidentTable:
         handed = self._handed.get((key, version))
         if handed is not None and handed.done() and handed.exception() is None:
             entry.loaded, entry.value, entry.state = handed, handed.result(), LoadState.READY
+            entry.stamp = _stamp_of(entry.value)
             self.nbytes += entry.nbytes
             self.policy.arrive(key, entry.nbytes)
         self.entries[key] = entry
@@ -136,6 +154,7 @@ class ResidentTable:
             self.reserved -= entry.reserved
             # Only now does a source surely know what its value takes.
             entry.value, entry.nbytes, entry.state = value, entry.source.nbytes, LoadState.READY
+            entry.stamp = _stamp_of(value)
             self.nbytes += entry.nbytes
             self.policy.arrive(entry.key, entry.nbytes)
             entry.loaded.set_result(value)
@@ -201,7 +220,7 @@ class ResidentTable:
                 entry.writing = False
                 entry.dirty = entry.dirty or failed or entry.writers > 0
                 if not failed:
-                    entry.version = version_of(entry.source)
+                    entry.version, entry.stamp = version_of(entry.source), _stamp_of(entry.value)
                 self.changed.notify_all()
 
     def settle(self, key: Hashable, remove: bool) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from residency_sources import CountingSource, WritableSource, sources, use
 
-from t2n_hf.errors import ConfigError, ResidencyError, StorageError
+from t2n_hf.errors import ConfigError, InPlaceError, ResidencyError, StorageError
 from t2n_hf.residency import ResidencyStrategy, TensorResidencyPool
 
 STRATEGIES = list(ResidencyStrategy)
@@ -273,3 +273,14 @@ def test_a_hit_costs_about_ten_microseconds(strategy):
         best = min(best, (time.perf_counter() - start) / len(weights))
     pool.close()
     assert best < 30e-6, f"{best * 1e6:.1f} us per hit"  # 3 times the aim: other work shares the machine
+
+
+def test_a_write_to_a_resident_value_without_a_lease_for_it_is_reported_and_dropped():
+    pool = TensorResidencyPool()
+    source = WritableSource("w", torch.zeros(2))
+    pool.resolve(source).view(-1)[0] = 5
+    with pytest.raises(InPlaceError, match="resident value of w was modified in place"):
+        pool.resolve(source)
+    assert pool.resolve(source).tolist() == [0, 0]
+    assert pool.resident_bytes == 8
+    pool.close()

@@ -1,0 +1,53 @@
+"""Which rows (items of the first axis) of a tensor an index needs, so that no other ones are read."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+__all__ = ["RowReader", "embedding_of_rows", "item_of_rows"]
+
+# Gives the rows at ascending indices, or None when the whole tensor should be used instead.
+RowReader = Callable[[Sequence[int]], torch.Tensor | None]
+
+
+def embedding_of_rows(indices: torch.Tensor, count: int, read: RowReader) -> torch.Tensor | None:
+    """Look `indices` (any shape) up in a table of `count` rows, reading each row that occurs once.
+
+    None when most rows are needed, an index is out of range (left to F.embedding to report), or rows cannot be read.
+    """
+    if indices.numel() == 1:
+        wanted, places = [int(indices)], torch.zeros_like(indices)
+    else:
+        unique, places = torch.unique(indices, return_inverse=True)
+        wanted = unique.tolist()
+    if not wanted or 2 * len(wanted) > count or wanted[0] < 0 or wanted[-1] >= count:
+        return None
+    rows = read(wanted)
+    return None if rows is None else F.embedding(places.to(rows.device), rows)
+
+
+def _whole_number(head: Any) -> Any:  # noqa: ANN401 - any index
+    is_number = isinstance(head, torch.Tensor) and head.ndim == 0
+    if is_number and not head.is_floating_point() and head.dtype is not torch.bool:
+        return int(head)
+    return None if isinstance(head, bool) else head
+
+
+def item_of_rows(index: Any, count: int, read: RowReader) -> torch.Tensor | None:  # noqa: ANN401 - any index
+    """Compute `tensor[index]` of a tensor with `count` rows, when `index` begins with a number or a slice of rows.
+
+    None when it does not, when all rows are needed, or when rows cannot be read.
+    """
+    head, rest = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
+    head = _whole_number(head)
+    if isinstance(head, int) and -count <= head < count:
+        rows = read([head % count])
+        return None if rows is None else rows[(0, *rest)]
+    if isinstance(head, slice):
+        wanted = range(count)[head]
+        if 0 < len(wanted) < count and wanted.step > 0:
+            rows = read(wanted)
+            return None if rows is None else rows[(slice(None), *rest)]
+    return None

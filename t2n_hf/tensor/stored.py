@@ -1,0 +1,278 @@
+"""Where the values of an offloaded tensor are: a byte range of the user's file, a private spill, or memory.
+
+What is stored never changes in place. A write puts the new values into a spill and lets the source point there: readers
+that are under way keep what they read, copies of the tensor keep what they had, and the user's files are never written.
+"""
+
+import itertools
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from weakref import WeakValueDictionary
+
+import torch
+
+from t2n_hf.contract import SupportsOffloadState
+from t2n_hf.dtypes import dtype_named
+from t2n_hf.errors import FormatError, InPlaceError, StorageError, UnsupportedOpError
+from t2n_hf.store.checkpoint import ByteRange, aligned_buffer
+from t2n_hf.store.spill import Spill, SpillRange
+from t2n_hf.tensor.opaque import OpaqueTensor
+
+if TYPE_CHECKING:
+    from t2n_hf.residency import TensorResidencyPool
+
+__all__ = ["Content", "MemoryContent", "RangeContent", "SpillContent", "StoredSource", "shared_spill", "spilled"]
+
+_NUMBERS: Final = itertools.count()
+_SPILLS: Final[WeakValueDictionary[tuple[int, str], Spill]] = WeakValueDictionary()
+_SPILLS_LOCK: Final = threading.Lock()
+
+
+class Content(Protocol):
+    """Values at rest. `kind` is the class of a packed value, None for a plain tensor; `nbytes` its size at rest."""
+
+    @property
+    def kind(self) -> type[OpaqueTensor] | None:
+        """Class of the value that `read` gives, None for a plain tensor."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value that `read` gives."""
+
+    def read(self, device: torch.device) -> torch.Tensor:
+        """Give the value; a packed one on `device`, a plain one on the CPU or `device`. Raises StorageError."""
+
+    def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
+        """Give the rows (of the first axis) at ascending indices, reading nothing else; None when that cannot be."""
+
+
+@final
+class RangeContent:
+    """One or more ranges of safetensors files whose bytes, one after the other, are those of a tensor of `shape`.
+
+    Raises FormatError when they are not as many as the shape needs.
+    """
+
+    kind = None
+
+    def __init__(self, ranges: Sequence[ByteRange], shape: Sequence[int]) -> None:
+        self.ranges = tuple(ranges)
+        self.shape = torch.Size(shape)
+        self.dtype: torch.dtype = getattr(torch, dtype_named(self.ranges[0].dtype).torch)
+        self.nbytes = sum(part.nbytes for part in self.ranges)
+        wanted = self.shape.numel() * self.dtype.itemsize
+        if self.nbytes != wanted or len({part.dtype for part in self.ranges}) != 1:
+            kinds = ", ".join(sorted({part.dtype for part in self.ranges}))
+            raise FormatError(
+                f"{self.ranges[0].name!r} and {len(self.ranges) - 1} more ranges hold {self.nbytes} bytes of {kinds}; "
+                f"a tensor of shape {tuple(self.shape)} and {self.dtype} takes {wanted}"
+            )
+
+    def read(self, device: torch.device) -> torch.Tensor:
+        """Read all of it."""
+        if len(self.ranges) == 1:
+            return self.ranges[0].read().view(self.shape)
+        return _read_parts(self.ranges, self.nbytes, self.dtype).view(self.shape)
+
+    def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
+        """Read runs of neighbouring rows at once."""
+        count = self.shape[0] if self.shape else 0
+        if not count or (len(self.ranges) != 1 and len(self.ranges) % count):
+            return None
+        wide = len(self.ranges) // count
+        parts: list[ByteRange] = []
+        for start, stop in _runs(rows):
+            if len(self.ranges) == 1:
+                parts.append(self.ranges[0].rows(start, stop))
+            else:
+                parts.extend(self.ranges[start * wide : stop * wide])
+        nbytes = self.nbytes // count * len(rows)
+        return _read_parts(parts, nbytes, self.dtype).view(len(rows), *self.shape[1:])
+
+
+def _read_parts(parts: Sequence[ByteRange], nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+    buffer = aligned_buffer(nbytes)
+    place = 0
+    for part in parts:
+        part.read(buffer[place : place + part.nbytes])
+        place += part.nbytes
+    return buffer.view(dtype)
+
+
+def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and runs[-1][1] == row:
+            runs[-1] = (runs[-1][0], row + 1)
+        else:
+            runs.append((row, row + 1))
+    return runs
+
+
+@final
+class SpillContent:
+    """A tensor or a packed state in a spill."""
+
+    def __init__(self, stored: SpillRange, kind: type[OpaqueTensor] | None) -> None:
+        self._stored = stored
+        self.kind = kind
+        self.nbytes = stored.nbytes
+
+    def read(self, device: torch.device) -> torch.Tensor:
+        """Read all of it; a packed class rebuilds itself from its state."""
+        found = self._stored.read()
+        return found if self.kind is None else self.kind.from_offload_state(found, device)  # type: ignore[attr-defined]
+
+    def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
+        """Not done for spills."""
+        return None
+
+
+@final
+class MemoryContent:
+    """A tensor that stays where it is and is shown in another dtype."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.detach()
+        self.kind = type(tensor) if isinstance(tensor, OpaqueTensor) else None
+        self.nbytes = tensor.opaque_nbytes if isinstance(tensor, OpaqueTensor) else tensor.nbytes
+
+    def read(self, device: torch.device) -> torch.Tensor:
+        """Give the tensor itself: the source copies it."""
+        return self._tensor
+
+    def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
+        """Copy the rows of a plain tensor."""
+        return self._tensor[torch.as_tensor(rows, device=self._tensor.device)] if self.kind is None else None
+
+
+def shared_spill(folder: str | Path | None) -> Spill:
+    """Give the spill of this process for `folder` (None: the system's temporary one); it ends with its last range."""
+    # A forked child must not write where its parent does.
+    key = (os.getpid(), "" if folder is None else os.path.realpath(folder))
+    with _SPILLS_LOCK:
+        spill = _SPILLS.get(key)
+        if spill is None:
+            _SPILLS[key] = spill = Spill(folder)
+        return spill
+
+
+def spilled(value: torch.Tensor, folder: str | Path | None, name: str) -> SpillContent:
+    """Put `value`, plain or of a class with an offload state, into the spill of `folder`.
+
+    Raises UnsupportedOpError for an opaque class without a state, StorageError when the disk is full.
+    """
+    spill = shared_spill(folder)
+    if not isinstance(value, OpaqueTensor):
+        return SpillContent(spill.put(value.detach()), None)
+    if not isinstance(value, SupportsOffloadState):
+        raise UnsupportedOpError(
+            f"{name}: a {type(value).__name__} has no offload state and cannot be offloaded; "
+            "give its class SupportsOffloadState, or offload value.to_base_tensor()"
+        )
+    _pack(value)
+    return SpillContent(spill.put(value.to_private_state()), type(value))
+
+
+def _pack(value: torch.Tensor) -> None:
+    """Let a weight that computes fast take its kernel's layout now: once, and not each time it is loaded."""
+    if not isinstance(value, OpaqueTensor):
+        return
+    if getattr(value, "compute", "exact") == "fast" and hasattr(value, "pack_for_kernel"):
+        value.pack_for_kernel()
+    for part in value._parts().values():
+        _pack(part)
+
+
+@final
+class StoredSource:
+    """What a pool loads: the value of an offloaded tensor, as a tensor of `dtype`. Shared by every alias of the tensor.
+
+    `pool` is the pool that the tensor is bound to, `spill_folder` where writes go.
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        name: str,
+        *,
+        spill_folder: str | Path | None = None,
+        pool: "TensorResidencyPool | None" = None,
+    ) -> None:
+        self.key = f"{name or 'unnamed'}#{next(_NUMBERS)}"
+        self.name = name
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
+        self.spill_folder = spill_folder
+        self.pool = pool
+        self.version = 0
+        self._content = content
+        self._lock = threading.Lock()
+
+    @classmethod
+    def spilling(
+        cls, value: torch.Tensor, name: str, folder: str | Path | None, pool: "TensorResidencyPool | None" = None
+    ) -> "StoredSource":
+        """Put `value` into the spill of `folder`, see `spilled`, and give its source."""
+        return cls(spilled(value, folder, name), value.shape, value.dtype, name, spill_folder=folder, pool=pool)
+
+    @property
+    def content(self) -> Content:
+        """Where the values are now."""
+        return self._content
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory once loaded: of a packed value those of its parts."""
+        content = self._content
+        return self.shape.numel() * self.dtype.itemsize if content.kind is None else content.nbytes
+
+    def load(self, device: torch.device) -> torch.Tensor:
+        """Read the value: a plain tensor of this shape and dtype, or the packed one acting as such."""
+        content = self._content
+        # A tensor that is made in inference mode could not be used for training later, and pools outlive that mode.
+        with torch.inference_mode(False), torch.no_grad():
+            if device.type == "meta":
+                return torch.empty(self.shape, dtype=self.dtype, device=device)
+            try:
+                value = content.read(device)
+            except StorageError as error:
+                raise self._named(error) from error
+            loaded = value.to(device=device, dtype=self.dtype)
+            return loaded.clone() if isinstance(content, MemoryContent) and loaded is value else loaded
+
+    def gather(self, rows: Sequence[int], device: torch.device) -> torch.Tensor | None:
+        """Read the rows at ascending indices and nothing else; None when that cannot be done."""
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                found = self._content.gather(rows)
+            except StorageError as error:
+                raise self._named(error) from error
+            return None if found is None else found.to(device=device, dtype=self.dtype)
+
+    def store(self, value: torch.Tensor) -> None:
+        """Make `value` the stored value: into a spill. Pools see by the version that theirs is stale."""
+        if value.shape != self.shape:
+            raise InPlaceError(
+                f"{self.name}: a value of shape {tuple(value.shape)} cannot replace one of {tuple(self.shape)}"
+            )
+        content = spilled(value, self.spill_folder, self.name)
+        with self._lock:
+            self._content = content
+            self.version += 1
+
+    def fork(self, dtype: torch.dtype | None = None, pool: Any = None) -> "StoredSource":  # noqa: ANN401
+        """Give a source of its own over the same values; writes to one are not seen by the other."""
+        return StoredSource(
+            self._content, self.shape, dtype or self.dtype, self.name, spill_folder=self.spill_folder, pool=pool
+        )
+
+    def _named(self, error: StorageError) -> StorageError:
+        if self.name in str(error):
+            return error
+        return StorageError(f"{self.name}: {error}")
