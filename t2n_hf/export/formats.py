@@ -15,7 +15,7 @@ from t2n_hf.hf.plan import Choice, Plan, make_plan
 from t2n_hf.hf.report import coverage_of
 from t2n_hf.nnef.dat import BLOCK_FORMATS
 from t2n_hf.registry import format_class
-from t2n_hf.tensor import OffloadedTensor
+from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.transposed import TransposedTensor
 
 __all__ = ["DENSE", "WeightChoice", "choose_formats", "dense_reasons", "is_transformers_model"]
@@ -79,6 +79,8 @@ def _choose(tensor: torch.Tensor, asked: Choice | None) -> WeightChoice:
 
 def _held(tensor: torch.Tensor) -> tuple[type[SupportsOffloadState] | None, bool]:
     """Find the quantized class that holds a weight, through offloading and transposition; None for dense values."""
+    if isinstance(tensor, OffloadedTensor) and tensor.inner_class is TransposedTensor:
+        tensor = tensor.reload()
     if isinstance(tensor, TransposedTensor):
         return _held(tensor.inner)[0], True
     kind: Any = tensor.inner_class if isinstance(tensor, OffloadedTensor) else type(tensor)

@@ -14,7 +14,8 @@ from t2n_hf.dtypes import dtype_named
 from t2n_hf.export.module_interface import evaluation_mode
 from t2n_hf.hf.placing import quantized as quantize
 from t2n_hf.hf.plan import Choice
-from t2n_hf.tensor import OffloadedTensor, OpaqueTensor, compute_mode, opaque_to_final_tensor
+from t2n_hf.tensor.offload import OffloadedTensor
+from t2n_hf.tensor.opaque import OpaqueTensor, compute_mode, opaque_to_final_tensor
 from t2n_hf.trace.interface import Interface
 
 __all__ = ["InputSpec", "Step", "bounds_of", "exact_tensors", "plan_lengths", "run_references"]

@@ -28,7 +28,9 @@ from t2n_hf.nnef.dat import (
 )
 from t2n_hf.registry import class_of_tag
 from t2n_hf.store.checkpoint import ByteRange
-from t2n_hf.tensor import OffloadedTensor, opaque_to_final_tensor
+from t2n_hf.tensor.offload import OffloadedTensor
+from t2n_hf.tensor.opaque import opaque_to_final_tensor
+from t2n_hf.tensor.transposed import TransposedTensor
 
 __all__ = ["PlannedWeight", "Weight", "plan_weight", "total_by_format"]
 
@@ -117,7 +119,7 @@ def _open(weight: Weight, stored: str, target: InferenceTarget, scratch: Path) -
     value = weight.value
     if weight.quantize_as is not None:
         return _quantized(weight, weight.quantize_as, target)
-    owner, state = _owner(value)
+    owner, state = _owner(_turned(value) if weight.format in BLOCK_FORMATS else value)
     if owner is not None and state is not None and weight.format == owner.EXPORT_FORMAT:
         return _by_owner(owner, state, weight, target, scratch)
     if weight.format in BLOCK_FORMATS:
@@ -126,6 +128,13 @@ def _open(weight: Weight, stored: str, target: InferenceTarget, scratch: Path) -
     chunks = _range_chunks(source, stored) if source is not None else _tensor_chunks(value, stored)
     refused = _refuse_bad_values(weight.name, stored) if weight.finite and dtype_named(stored).is_float else None
     return dense_payload(weight.shape, stored, lambda: (_raw(chunk, refused) for chunk in chunks()))
+
+
+def _turned(value: torch.Tensor) -> torch.Tensor:
+    """Give what a transposed weight is stored as; any other weight as it is."""
+    if isinstance(value, OffloadedTensor) and value.inner_class is TransposedTensor:
+        value = value.reload()
+    return value.inner if isinstance(value, TransposedTensor) else value
 
 
 def _owner(value: torch.Tensor) -> tuple[type[SupportsOffloadState] | None, OffloadState | None]:

@@ -1,0 +1,88 @@
+import pytest
+import torch
+from torch import nn
+
+from t2n_hf.errors import CaptureError, ConfigError
+from t2n_hf.export.module_interface import evaluation_mode, module_interface
+
+
+class Sums(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.inner = nn.ModuleDict({"parts": nn.ModuleList([nn.Linear(3, 3)])})
+        self.runs = 0
+
+    def forward(self, x, others, *, scale=None):
+        total = x + others["a"] + others["b"]
+        return {"total": total if scale is None else total * scale, "first": x}
+
+
+X = torch.ones(2, 3)
+OTHERS = {"a": X, "b": X}
+
+
+def test_names_come_from_the_parameters_and_the_keys_of_the_result():
+    interface = module_interface(Sums(), args=(X, OTHERS), kwargs={"scale": torch.tensor(2.0)})
+    assert interface.input_names == ("x", "others_a", "others_b", "scale")
+    assert interface.output_names == ("output_total", "output_first")
+
+
+def test_a_single_result_is_called_output():
+    interface = module_interface(nn.Linear(3, 4), args=(X,))
+    assert (interface.input_names, interface.output_names) == (("input",), ("output",))
+
+
+def test_an_output_that_would_be_called_like_an_input_gets_another_name():
+    class Same(nn.Module):
+        def forward(self, output):
+            return output + 1
+
+    assert module_interface(Same(), args=(X,)).output_names == ("output_out",)
+
+
+def test_given_names_are_taken():
+    interface = module_interface(nn.Linear(3, 4), args=(X,), input_names=["pixels"], output_names=["scores"])
+    assert (interface.input_names, interface.output_names) == (("pixels",), ("scores",))
+
+
+def test_a_wrong_number_of_input_names_is_refused_with_both_numbers():
+    with pytest.raises(ConfigError, match=r"input_names has 2 names \(a, b\); the examples hold 1"):
+        module_interface(nn.Linear(3, 4), args=(X,), input_names=["a", "b"])
+
+
+def test_examples_that_do_not_fit_forward_are_refused():
+    with pytest.raises(ConfigError, match="do not fit forward"):
+        module_interface(nn.Linear(3, 4), args=(X, X))
+
+
+def test_a_module_that_fails_on_its_examples_is_named():
+    with pytest.raises(CaptureError, match="Linear does not run on its examples"):
+        module_interface(nn.Linear(4, 3), args=(X,))
+
+
+def test_the_outermost_lists_are_the_layers():
+    assert module_interface(Sums(), args=(X, OTHERS)).layers == ("layers", "inner.parts")
+
+
+def test_no_weight_is_read_to_find_the_names():
+    module = nn.Linear(3, 4)
+    module.weight = nn.Parameter(torch.empty(4, 3, device="meta"))
+    module.bias = nn.Parameter(torch.empty(4, device="meta"))
+    assert module_interface(module, args=(X,)).output_names == ("output",)
+
+
+def test_every_module_gets_its_own_mode_back_even_after_an_error():
+    module = Sums().train()
+    module.layers[0].eval()
+
+    def fails():
+        with evaluation_mode(module):
+            assert not any(child.training for child in module.modules())
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails()
+    assert module.training
+    assert not module.layers[0].training
+    assert module.layers[1].training
