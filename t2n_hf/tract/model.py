@@ -51,8 +51,8 @@ class TractModelForCausalLM(GenerationMixin):
     ) -> None:
         if _IDS not in runner.inputs or _LOGITS not in runner.outputs:
             raise ConfigError(
-                f"{runner.archive} is no causal language model: inputs {', '.join(runner.inputs)}, "
-                f"outputs {', '.join(runner.outputs)}; expected {_IDS} and {_LOGITS} among them"
+                f"{runner.archive} is no causal language model: its first input is {next(iter(runner.inputs), None)}, "
+                f"its first output {next(iter(runner.outputs), None)}; expected {_IDS} and {_LOGITS} among them"
             )
         self.config = config
         self.generation_config = generation_config
@@ -81,7 +81,8 @@ class TractModelForCausalLM(GenerationMixin):
 
         Raises:
             TractError: tract is missing, or refuses the archive.
-            StorageError: there is no export. HubError: the Hub does not give it.
+            StorageError: there is no export.
+            HubError: the Hub does not give it.
             ArchiveError: a file is not what the manifest says.
             ConfigError: the export is no causal language model.
         """

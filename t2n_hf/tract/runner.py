@@ -18,6 +18,7 @@ from typing import IO, Any, Final, final
 import numpy as np
 
 from t2n_hf.errors import FormatError, TractError
+from t2n_hf.nnef.signature import read_signature
 from t2n_hf.tract.frames import Frame, read_frame, write_frame
 from t2n_hf.tract.version import require_tract
 
@@ -56,7 +57,8 @@ class TractRunner:
         archive: `.nnef.tgz`, `.nnef.tar` or folder.
         timeout_s: longest time for one call, loading included; None waits for ever.
 
-    Raises TractError when tract is missing, refuses the archive, or ends while it loads it.
+    Raises TractError when tract is missing, refuses the archive, or ends while it loads it; ArchiveError or FormatError
+    when it holds no graph.
     """
 
     def __init__(self, archive: str | Path, *, timeout_s: float | None = None) -> None:
@@ -77,7 +79,9 @@ class TractRunner:
         self._watch = _Watch(self._process)
         self._finalizer = weakref.finalize(self, _end, self._process, self._log)
         try:
-            answer, _ = self._call({"op": "load", "path": str(self.archive.absolute())}, {}, "loading")
+            outputs = read_signature(self.archive).outputs
+            message = {"op": "load", "path": str(self.archive.absolute()), "outputs": outputs}
+            answer, _ = self._call(message, {}, "loading")
         except BaseException:
             self.close()
             raise

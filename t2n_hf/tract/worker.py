@@ -5,7 +5,7 @@ stand-in for the package `t2n_hf` (see `runner._BOOTSTRAP`), so that neither tor
 import numpy, tract and this package's `frames` and `errors` only.
 
 Messages (key "op") and their answers; any answer may be {"error": text} instead:
-    load   path                           -> inputs and outputs [{name, dtype, shape}], version
+    load   path, outputs (names)          -> inputs and outputs [{name, dtype, shape}], version
     run    outputs (names), arrays        -> arrays: the asked outputs
     step   feedback {output: input}, arrays -> arrays: the outputs that are not fed back; those stay here
     crop   names (inputs), axis, length   -> kept inputs are cut to `length` along `axis`
@@ -32,11 +32,12 @@ _PARENT_POLL_S = 0.5
 class _Session:
     """A loaded archive and the tensors that are kept between steps, by the name of the input that takes them."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, names: list[str]) -> None:
         loader = tract.nnef().with_tract_transformers().with_tract_extra().with_extended_identifier_syntax()
         model = loader.load(path)
         self.inputs = [_spec(model.input_name(i), model.input_fact(i)) for i in range(model.input_count())]
-        self.outputs = [_spec(model.output_name(i), model.output_fact(i)) for i in range(model.output_count())]
+        # tract names an output by the node that computes it, the runner by the text of the graph.
+        self.outputs = [_spec(name, fact) for name, fact in zip(names, model.output_facts(), strict=True)]
         self._runnable = model.into_runnable()
         self._kept: dict[str, Any] = {}
 
@@ -127,7 +128,7 @@ def _serve(source: BinaryIO, sink: BinaryIO) -> None:
         answer: Frame
         try:
             if message["op"] == "load":
-                session = _Session(message["path"])
+                session = _Session(message["path"], message["outputs"])
                 answer = {"inputs": session.inputs, "outputs": session.outputs, "version": tract.version()}, {}
             else:
                 answer = _answer(session, message, arrays)
