@@ -28,7 +28,7 @@ def main() -> int:
 
     start = time.process_time()
     loader = tract.nnef().with_tract_transformers().with_tract_extra()
-    model = loader.with_extended_identifier_syntax().load(arguments.archive).into_model()
+    model = loader.with_extended_identifier_syntax().load(arguments.archive)
     count = model.input_count()
     runnable = model.into_runnable()
     result: dict = {"load_cpu_s": time.process_time() - start, "step_cpu_s": {}}
