@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -50,6 +51,7 @@ class T2NQuantizer(HfQuantizer):
     def __init__(self, quantization_config: T2NConfig, **kwargs: object) -> None:
         super().__init__(copy.deepcopy(quantization_config), **kwargs)
         self.plan: Plan = {}
+        self.source_files: tuple[Path, ...] = ()
         self._placement = Placement()
         self._dtype = torch.get_default_dtype()
         self._placing: Placing | None = None
@@ -109,6 +111,7 @@ class T2NQuantizer(HfQuantizer):
         self._placement.tie(tied_groups(model))
         self.plan = make_plan(model, self.quantization_config)
         files = [f for f in checkpoint_files or [] if f.endswith(".safetensors")]
+        self.source_files = tuple(Path(f).absolute() for f in files)
         index = CheckpointIndex.open(files) if files else None
         self._placing = Placing(
             model=model,
@@ -209,7 +212,9 @@ class T2NQuantizer(HfQuantizer):
         tensors, forms = packed_state_dict(model)
         described = forms.to_json() or None
         self.quantization_config.tensors = described
-        model.config.quantization_config.tensors = described
+        saved_config = getattr(model.config, "quantization_config", None)
+        if saved_config is not None:  # it is left out of the config while nothing is packed
+            saved_config.tensors = described
         return tensors, {}
 
     def _dequantize(self, model: "PreTrainedModel", dtype: torch.dtype | None = None) -> "PreTrainedModel":

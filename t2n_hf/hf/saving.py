@@ -1,6 +1,8 @@
 """Saving a packed model in safetensors, with a note for who opens the folder."""
 
 import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
@@ -8,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from t2n_hf.contract import OffloadState, SupportsOffloadState
+from t2n_hf.dtypes import dtype_of
+from t2n_hf.errors import OutputExistsError
 from t2n_hf.hf.hooks import resident_nbytes
 from t2n_hf.hf.stored import StoredForm, StoredForms, key_of_part
 from t2n_hf.hf.weights import held_nbytes, tied_names
@@ -17,7 +21,7 @@ from t2n_hf.tensor.opaque import OpaqueTensor, opaque_to_final_tensor
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["NOTE", "adopt", "disown", "packed_state_dict", "state_of"]
+__all__ = ["NOTE", "adopt", "disown", "packed_state_dict", "state_class", "state_of"]
 
 NOTE: Final = """\
 ## Loading
@@ -46,6 +50,13 @@ def state_of(tensor: torch.Tensor) -> OffloadState | None:
     return tensor.to_offload_state() if isinstance(tensor, SupportsOffloadState) else None
 
 
+def state_class(tensor: torch.Tensor) -> type | None:
+    """Give the class that a parameter is packed in, None for plain values; nothing is read."""
+    if isinstance(tensor, OffloadedTensor):
+        return tensor.inner_class
+    return type(tensor) if isinstance(tensor, SupportsOffloadState) else None
+
+
 def packed_state_dict(model: "PreTrainedModel") -> tuple[dict[str, torch.Tensor], StoredForms]:
     """Give the state dict to save, packed weights as their parts, and what those parts are.
 
@@ -62,11 +73,19 @@ def packed_state_dict(model: "PreTrainedModel") -> tuple[dict[str, torch.Tensor]
             continue
         state = state_of(value)
         if state is None:
-            tensors[name] = opaque_to_final_tensor(value)
+            tensors[name] = _plain_values(value)
             continue
         forms[name] = StoredForm(state["tag"], tuple(sorted(state["tensors"])), state["meta"])
         tensors.update({key_of_part(name, part): tensor for part, tensor in state["tensors"].items()})
     return tensors, StoredForms(forms)
+
+
+def _plain_values(tensor: OpaqueTensor) -> torch.Tensor:
+    """Give values to write out: over mapped pages of the user's file where they are there as they are, else read."""
+    found = tensor.source_range if isinstance(tensor, OffloadedTensor) else None
+    if found is not None and dtype_of(tensor.dtype).name == found.dtype:
+        return found.mapped().view(tensor.shape)
+    return opaque_to_final_tensor(tensor)
 
 
 def adopt(model: "PreTrainedModel") -> None:
@@ -90,12 +109,37 @@ def _memory_footprint(model: "PreTrainedModel", return_buffers: bool = True) -> 
 
 def _save_pretrained(model: "PreTrainedModel", save_directory: Any, **options: Any) -> None:  # noqa: ANN401
     """Save the model as transformers does, and say in its card what loading it takes."""
-    with warnings.catch_warnings():
+    folder = Path(save_directory)
+    _refuse_own_source(model, folder)
+    packed = any(state_class(p) is not None for p in model.parameters())
+    with warnings.catch_warnings(), nullcontext() if packed else _plain_config(model):
         # Said because some weights are on disk; they are read in turn, and need not fit in memory together.
         warnings.filterwarnings("ignore", message="Attempting to save a model with offloaded modules")
         type(model).save_pretrained(model, save_directory, **options)
-    if options.get("is_main_process", True) and Path(save_directory).is_dir():
-        _write_note(Path(save_directory) / _CARD)
+    if packed and options.get("is_main_process", True) and folder.is_dir():
+        _write_note(folder / _CARD)
+
+
+def _refuse_own_source(model: "PreTrainedModel", folder: Path) -> None:
+    """Keep a checkpoint from being overwritten while weights are read, or mapped, from it."""
+    files: Iterable[Path] = getattr(getattr(model, "hf_quantizer", None), "source_files", ())
+    for file in files:
+        if file.exists() and folder.is_dir() and file.parent.samefile(folder):
+            raise OutputExistsError(
+                f"{folder} holds {file.name}, which this model's weights are read from; save it in another folder"
+            )
+
+
+@contextmanager
+def _plain_config(model: "PreTrainedModel") -> Iterator[None]:
+    """Leave the quantization out of what is saved: nothing in it would be packed, and anyone can load it."""
+    config = model.config
+    kept = config.__dict__.pop("quantization_config", None)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            config.quantization_config = kept
 
 
 def _write_note(card: Path) -> None:

@@ -5,6 +5,7 @@ opened even when another one takes its name, and a change of the file itself is 
 """
 
 import contextlib
+import mmap
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -90,6 +91,14 @@ class CheckpointFile:
             done += got
         self.verify(what)
 
+    def map_pages(self, offset: int, nbytes: int, what: str = "") -> mmap.mmap:
+        """Map bytes, private and copy on write; `offset` is a multiple of the page size. Raises StorageError."""
+        self.verify(what)
+        try:
+            return mmap.mmap(self._fd, nbytes, access=mmap.ACCESS_COPY, offset=offset)
+        except (OSError, ValueError) as error:
+            raise StorageError(f"cannot map {self.path}{what}: {error}") from error
+
     def advise(self, offset: int, nbytes: int, how: Literal["willneed", "dontneed"]) -> None:
         """Tell the system that a range is needed soon, or no more. Does nothing where that cannot be told."""
         if hasattr(os, "posix_fadvise") and self._finalizer.alive:
@@ -153,6 +162,19 @@ class ByteRange:
         if self.nbytes:
             self.file.read_into(bytes_of(flat), self.offset, self._what)
         return flat.view(getattr(torch, dtype_named(self.dtype).torch)).view(self.shape)
+
+    def mapped(self) -> torch.Tensor:
+        """Give the tensor over mapped pages (private, copy on write): they come in when they are read, as page cache.
+
+        For passing values on to a writer. The file must not be truncated meanwhile. Raises StorageError.
+        """
+        start = self.offset - self.offset % mmap.ALLOCATIONGRANULARITY
+        torch_dtype = getattr(torch, dtype_named(self.dtype).torch)
+        if not self.nbytes or self.offset % torch_dtype.itemsize:
+            return self.read()
+        pages = self.file.map_pages(start, self.offset + self.nbytes - start, self._what)
+        flat = torch.frombuffer(pages, dtype=torch.uint8, count=self.nbytes, offset=self.offset - start)
+        return flat.view(torch_dtype).view(self.shape)
 
     def chunks(self, nbytes: int = 8 << 20) -> Iterator[memoryview]:
         """Give the bytes in order, at most `nbytes` at a time. The next chunk overwrites the last one.
