@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from tqdm import tqdm
 
-from t2n_hf.cli.options import parse_device_map, parse_max_memory, print_json, progress_bar
+from t2n_hf.cli.options import parse_device_map, parse_max_memory, print_json, progress_bar, quiet_unless_watched
 from t2n_hf.export import export_nnef
 
 __all__ = ["export"]
@@ -45,6 +45,7 @@ def export(
     as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Export a model to an NNEF archive for tract."""
+    quiet_unless_watched()
     with _Progress() as progress:
         report = export_nnef(
             model,

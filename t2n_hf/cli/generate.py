@@ -5,13 +5,16 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import httpx2
+import huggingface_hub
 import torch
 import transformers
 import typer
 
-from t2n_hf.cli.options import parse_device_map, parse_max_memory, progress_bar
+from t2n_hf.cli.options import parse_device_map, parse_max_memory, progress_bar, quiet_unless_watched
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError
 from t2n_hf.hf.loading import load_checkpoint
+from t2n_hf.hub import is_hub_id, pull_nnef_from_hub
 from t2n_hf.store.manifest import MANIFEST_NAME
 from t2n_hf.tract.model import TractModelForCausalLM
 
@@ -21,7 +24,7 @@ Option = typer.Option
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="An export folder, a checkpoint folder, or a Hub id of a checkpoint.")],
+    model: Annotated[str, typer.Argument(help="A folder or a Hub id: of an export, or of a checkpoint.")],
     *,
     prompt: Annotated[str, Option(help="Text to continue; - reads it from standard input.")],
     chat: Annotated[bool, Option("--chat", help="Put the prompt into the model's chat template.")] = False,
@@ -43,7 +46,7 @@ def generate(
     ] = False,
 ) -> None:
     """Continue a prompt with a checkpoint or an export; the text goes to standard output as it comes."""
-    is_export = (Path(model) / MANIFEST_NAME).is_file()
+    export = _export_folder(model, revision)
     loading = {
         "weights": weights,
         "embeddings": embeddings,
@@ -52,17 +55,38 @@ def generate(
         "max_memory": parse_max_memory(max_memory),
     }
     given = [name for name, value in loading.items() if value is not None]
-    if is_export and given:
+    if export is not None and given:
         raise ConfigError(
             f"{', '.join(given)} is for checkpoints; {model} is an export, whose weights are what they are"
         )
     sampling = _sampling(sample=sample, temperature=temperature, top_p=top_p, seed=seed)
     remote = {"revision": revision, "trust_remote_code": trust_remote_code}
-    tokenizer = _tokenizer(model, **({} if is_export else remote))
+    quiet_unless_watched()
     text = sys.stdin.read() if prompt == "-" else prompt
+    if export is not None:
+        tokenizer = _tokenizer(str(export))
+        with TractModelForCausalLM.from_pretrained(export) as loaded:
+            _run(loaded, tokenizer, _encode(tokenizer, text, chat=chat), {"max_new_tokens": max_new_tokens, **sampling})
+        return
+    tokenizer = _tokenizer(model, **remote)
     inputs = _encode(tokenizer, text, chat=chat)
-    loaded = TractModelForCausalLM.from_pretrained(model) if is_export else load_checkpoint(model, **loading, **remote)
-    _run(loaded, tokenizer, inputs, {"max_new_tokens": max_new_tokens, **sampling})
+    _run(load_checkpoint(model, **loading, **remote), tokenizer, inputs, {"max_new_tokens": max_new_tokens, **sampling})
+
+
+def _export_folder(model: str, revision: str | None) -> Path | None:
+    """Find the export that `model` names, fetching it from the Hub when it is there; None: it is a checkpoint."""
+    if Path(model).exists():
+        return Path(model) if (Path(model) / MANIFEST_NAME).is_file() else None
+    if not is_hub_id(model) or not _is_on_hub(model, revision):
+        return None
+    return pull_nnef_from_hub(model, revision)
+
+
+def _is_on_hub(repo_id: str, revision: str | None) -> bool:
+    try:
+        return huggingface_hub.file_exists(repo_id, MANIFEST_NAME, revision=revision)
+    except (OSError, httpx2.HTTPError):
+        return False  # offline: the loader says what it makes of the name
 
 
 def _sampling(*, sample: bool, temperature: float | None, top_p: float | None, seed: int | None) -> dict[str, Any]:

@@ -6,8 +6,9 @@ import sys
 from typing import Any, Final
 
 import typer
+from transformers.utils import logging
 
-__all__ = ["parse_bytes", "parse_device_map", "parse_max_memory", "print_json", "progress_bar"]
+__all__ = ["parse_bytes", "parse_device_map", "parse_max_memory", "print_json", "progress_bar", "quiet_unless_watched"]
 
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _SIZE: Final = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
@@ -65,3 +66,9 @@ def print_json(value: object) -> None:
 def progress_bar() -> bool:
     """Whether to show progress: only to a person who looks at a terminal."""
     return sys.stderr.isatty()
+
+
+def quiet_unless_watched() -> None:
+    """Turn off the progress bars of transformers unless a person looks at them."""
+    if not progress_bar():
+        logging.disable_progress_bar()

@@ -38,7 +38,8 @@ def push(
 def pull(
     repo_id: Annotated[str, typer.Argument(help="OWNER/NAME on the Hub.")],
     *,
+    to: Annotated[str | None, Option(help="Folder to make. Default: in the cache of the Hub client.")] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit.")] = None,
 ) -> None:
     """Pull an export from the Hub, verify every file, and print the folder."""
-    print(pull_nnef_from_hub(repo_id, revision=revision))
+    print(pull_nnef_from_hub(repo_id, revision=revision, path=to))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any
 
 import sympy
 import torch
@@ -11,21 +11,18 @@ from torch import fx, nn
 
 from t2n_hf.contract import InferenceTarget
 from t2n_hf.dtypes import dtype_named, dtype_of
-from t2n_hf.errors import ConfigError, MissingEmittersError
+from t2n_hf.errors import ConfigError
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.export.formats import WeightChoice, choose_formats, dense_reasons
-from t2n_hf.export.lower import Lowered, WeightBinding, WeightFormatInfo, lower, missing_emitters
+from t2n_hf.export.lower import Lowered, WeightBinding, WeightFormatInfo, lower
 from t2n_hf.export.reference import InputSpec
 from t2n_hf.export.weights import PlannedWeight, Weight, plan_weight
 from t2n_hf.nnef.dat import BLOCK_FORMATS
 from t2n_hf.nnef.text import to_text
 from t2n_hf.trace.capture import capture
-from t2n_hf.trace.captured import Captured
 from t2n_hf.trace.interface import Interface
 
 __all__ = ["Graph", "TensorShape", "make_graph"]
-
-_SHOWN_MODULES: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,6 @@ def make_graph(interface: Interface, config: ExportConfig) -> Graph:
     assert config.dtype is not None
     choices = choose_formats(interface.weight_owner, config)
     captured = capture(interface, getattr(torch, dtype_named(config.dtype).torch), config.capture)  # type: ignore[arg-type]
-    _refuse_missing(captured)
     formats = {name: WeightFormatInfo(choice.format, choice.transposed) for name, choice in choices.items()}
     lowered = lower(captured, formats, dtype=config.dtype, properties=_properties(interface), flat=config.flat)
     names = {symbol: sympy.Symbol(name) for symbol, name in captured.symbols.items()}
@@ -86,23 +82,6 @@ def refuse_meta(model: nn.Module) -> None:
             "loaded with accelerate's own offloading, or built on meta. Export its checkpoint folder, or load it "
             "with from_pretrained(..., quantization_config=T2NConfig(weights='none'), device_map=...)"
         )
-
-
-def _refuse_missing(captured: Captured) -> None:
-    missing = missing_emitters(captured)
-    if not missing:
-        return
-    modules: dict[str, list[str]] = {}
-    for item in missing:
-        modules.setdefault(str(item.op), []).append(item.module)
-    lines = []
-    for op, users in sorted(modules.items()):
-        distinct = list(dict.fromkeys(users))
-        more = f" and {len(distinct) - _SHOWN_MODULES} more" if len(distinct) > _SHOWN_MODULES else ""
-        lines.append(f"  {op}, used by {', '.join(distinct[:_SHOWN_MODULES])}{more}")
-    raise MissingEmittersError(
-        f"{len(lines)} operators of this model cannot be exported yet; nothing was written:\n" + "\n".join(lines)
-    )
 
 
 def _properties(interface: Interface) -> dict[str, str]:

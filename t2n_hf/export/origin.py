@@ -11,7 +11,7 @@ from torch import nn
 
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.hf.companions import fetch_companions
-from t2n_hf.hf.loading import load_checkpoint
+from t2n_hf.hf.loading import checkpoint_folder, load_checkpoint
 
 __all__ = ["Origin", "load", "origin_of"]
 
@@ -36,7 +36,7 @@ def load(
     given = {name: value for name, value in options.items() if value is not None}
     asked = {"weights": config.weights, "embeddings": config.embeddings, "lm_head": config.lm_head}
     source = os.fspath(model)
-    if not _is_quantized(Path(source)):
+    if not _is_quantized(checkpoint_folder(source, given.get("revision"))):
         given |= asked
         config = replace(config, weights=None, embeddings=None, lm_head=None)
     loaded = load_checkpoint(source, task=config.task, **given)
