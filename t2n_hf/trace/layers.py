@@ -1,5 +1,6 @@
-"""What a trace of a layer depends on, as values that can be compared: its parts, and the arguments that it is called with."""
+"""What a trace of a layer depends on, as values that can be compared: its parts, and its arguments."""
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Mapping
@@ -26,8 +27,8 @@ class PieceError(Exception):
 def describe_layer(layer: nn.Module) -> Any:  # noqa: ANN401 - any value with an equality
     """Everything of a layer that its trace can depend on, except which layer of the model it is.
 
-    Types, shapes and dtypes of parameters and how they are tied, values of buffers that have them, scalar attributes of all
-    submodules; other attributes count by identity.
+    Types, shapes and dtypes of parameters and how they are tied, values of buffers that have them, scalar attributes of
+    all submodules; other attributes count by identity.
     """
     ties: dict[int, int] = {}
     modules = [
@@ -54,12 +55,14 @@ def _describe(value: object) -> Any:  # noqa: ANN401 - any value with an equalit
         return (type(value).__name__, tuple(_describe(item) for item in value))
     if isinstance(value, dict):
         return ("dict", tuple((repr(key), _describe(item)) for key, item in value.items()))
+    if isinstance(value, functools.partial):  # activations are made of them, one for each layer
+        return ("partial", _describe(value.func), _describe(value.args), _describe(value.keywords))
     return ("object", id(value))
 
 
 def _digest(tensor: torch.Tensor) -> str:
     plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(plain.numpy()).hexdigest()
+    return hashlib.sha256(memoryview(plain.numpy())).hexdigest()
 
 
 def layer_index(layer: nn.Module) -> int | None:

@@ -7,6 +7,7 @@ from transformers import DynamicCache
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.rotary import rope_switch
 from t2n_hf.hf.tasks import auto_class, capture_settings, detect_task, interface_of, usable_context
+from t2n_hf.trace.capture import capture
 
 BASE = {
     "hidden_size": 64,
@@ -296,3 +297,13 @@ def test_nothing_of_the_model_is_touched_by_describing_it():
     assert isinstance(interface.module, nn.Module)
     assert interface.weight_owner is model
     assert [name for name, _ in model.named_parameters()] == names
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds"), [("mixtral", 1), ("gemma3", 2), ("gpt2", 1), ("gpt-neox", 1), ("phi3", 1)]
+)
+def test_each_kind_of_layer_is_captured_once(family, kinds):
+    captured = capture(interface_of(causal(*CAUSAL[family])), torch.float32, "pieces")
+    assert len(captured.pieces) == kinds
+    targets = {str(node.target) for piece in captured.pieces for node in piece.graph.nodes}
+    assert not any("grouped_mm" in target or "histc" in target for target in targets)
