@@ -15,8 +15,9 @@ from t2n_hf.export.origin import Origin
 from t2n_hf.export.side_files import copy_companions, save_tokenizer, write_config
 from t2n_hf.export.weights import PlannedWeight
 from t2n_hf.hub.card import build_card, read_card_metadata
-from t2n_hf.nnef.archive import GRAPH_FILE, ArchiveWriter, WrittenFile
+from t2n_hf.nnef.archive import GRAPH_FILE, ArchiveWriter
 from t2n_hf.nnef.dat import BLOCK_FORMATS
+from t2n_hf.nnef.sinks import WrittenFile
 from t2n_hf.store.manifest import CARD_NAME, ExportManifest, FileEntry, list_files
 from t2n_hf.trace.interface import Interface
 

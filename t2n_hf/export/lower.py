@@ -1,0 +1,93 @@
+"""A captured model as an NNEF document: calls written by the emitters, weights as variables, layers as fragments."""
+
+import operator
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+
+from t2n_hf.dtypes import dtype_named
+from t2n_hf.errors import MissingEmittersError
+from t2n_hf.export.lowered import Lowered, MissingOp, WeightBinding, WeightFormatInfo
+from t2n_hf.export.lowering import Lowering
+from t2n_hf.ops.attention import rope
+from t2n_hf.ops.emit import Emit, EmitOptions, module_of, source_line
+from t2n_hf.ops.table import EMITTERS, EmitterTable
+from t2n_hf.ops.value import Value
+from t2n_hf.trace.captured import Captured
+from t2n_hf.trace.passes.rope import ROPE_OP
+from t2n_hf.trace.pieces import LAYER_OP
+
+__all__ = ["Lowered", "MissingOp", "WeightBinding", "WeightFormatInfo", "emitter_table", "lower", "missing_emitters"]
+
+
+def _item(_emit: Emit, values: list[Value], place: int) -> Value:
+    return values[place]
+
+
+def emitter_table() -> EmitterTable:
+    """Emitters of all families, and of the calls that the capture makes itself."""
+    return EMITTERS.extended({ROPE_OP: rope, operator.getitem: _item})
+
+
+def missing_emitters(captured: Captured) -> list[MissingOp]:
+    """All operators without an emitter, once for each module that uses them."""
+    table = emitter_table()
+    found: dict[tuple[str, str], MissingOp] = {}
+    for graph, prefix in ((captured, ""), *((piece, f"{piece.where}.") for piece in captured.pieces)):
+        for node in graph.graph.nodes:
+            if node.op != "call_function" or node.target in table or node.target is LAYER_OP:
+                continue
+            if isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat | int | float | bool):
+                continue
+            module = f"{prefix}{module_of(node)}".rstrip(".").removeprefix("module.")
+            found.setdefault((str(node.target), module), MissingOp(str(node.target), module, source_line(node)))
+    return list(found.values())
+
+
+def lower(
+    captured: Captured,
+    formats: Mapping[str, WeightFormatInfo],
+    *,
+    dtype: Literal["f32", "f16"],
+    properties: Mapping[str, str] | None = None,
+    flat: bool = False,
+    canonical: Mapping[str, str] | None = None,
+    attention: Literal["decomposed", "sdpa"] = "decomposed",
+) -> Lowered:
+    """Write a captured model as a document.
+
+    Args:
+        captured: what `t2n_hf.trace.capture` gave for this dtype.
+        formats: how weights are stored, by name; dense for the names that are not in it.
+        dtype: of the floats.
+        properties: text that tract keeps with the model.
+        flat: write layers in place instead of as fragments.
+        canonical: name of a weight -> the one name it is written under; by default tied weights have their first name.
+        attention: "decomposed", or "sdpa" for tract's own operator.
+
+    Raises:
+        MissingEmittersError: operators without an emitter; all of them are listed.
+        EmitError: an emitter refuses a form of its operator.
+    """
+    missing = missing_emitters(captured)
+    if missing:
+        raise MissingEmittersError(_missing_text(missing))
+    options = EmitOptions(float_dtype=getattr(torch, dtype_named(dtype).torch), attention=attention)
+    names = captured.canonical if canonical is None else canonical
+    blocks = {names.get(name, name): info for name, info in formats.items() if info.format != "dense"}
+    reasons: dict[str, str] = {}
+    while True:
+        usable = {name: info for name, info in blocks.items() if name not in reasons}
+        run = Lowering(captured, emitter_table(), usable, names, options, flat)
+        lowered = run.run(properties or {}, reasons)
+        if not run.forced_dense:
+            return lowered
+        # A weight whose format cannot be used in one place is dense in all, and the text may change with that.
+        reasons.update(run.forced_dense)
+
+
+def _missing_text(missing: list[MissingOp]) -> str:
+    rows = "\n".join(f"  {row.op}\n    in {row.module or 'the model'}: {row.source_line}" for row in missing)
+    count = len({row.op for row in missing})
+    return f"{count} operators of this model have no emitter; nothing was written. They are:\n{rows}"
