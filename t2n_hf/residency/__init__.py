@@ -5,10 +5,12 @@ from t2n_hf.residency.policy import ResidencyStrategy
 from t2n_hf.residency.pool import TensorResidencyPool
 from t2n_hf.residency.prefetch import TensorPrefetch
 from t2n_hf.residency.scope import active_pool, active_scope
+from t2n_hf.residency.serving import ServingPool
 from t2n_hf.residency.source import Source, WritableSource
 
 __all__ = [
     "ResidencyStrategy",
+    "ServingPool",
     "Source",
     "TensorPrefetch",
     "TensorResidencyLease",

@@ -1,16 +1,14 @@
 """A scoped claim on a value that a pool holds."""
 
 from types import TracebackType
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
 
 from t2n_hf.errors import ConfigError, ResidencyError
 from t2n_hf.residency.entry import Entry
+from t2n_hf.residency.serving import ServingPool
 from t2n_hf.residency.source import Source
-
-if TYPE_CHECKING:
-    from t2n_hf.residency.pool import TensorResidencyPool
 
 __all__ = ["MODES", "TensorResidencyLease"]
 
@@ -29,7 +27,7 @@ class TensorResidencyLease:
 
     __slots__ = ("_entry", "device", "mode", "pool", "source")
 
-    def __init__(self, pool: "TensorResidencyPool", source: Source, device: torch.device, mode: str) -> None:
+    def __init__(self, pool: ServingPool, source: Source, device: torch.device, mode: str) -> None:
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r}; expected one of {', '.join(MODES)}")
         if mode == "read_write" and not hasattr(source, "store"):

@@ -1,14 +1,12 @@
 """The handle of a load that runs in the background."""
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
 
+from t2n_hf.residency.serving import ServingPool
 from t2n_hf.residency.source import Source
-
-if TYPE_CHECKING:
-    from t2n_hf.residency.pool import TensorResidencyPool
 
 __all__ = ["TensorPrefetch"]
 
@@ -23,7 +21,7 @@ class TensorPrefetch:
 
     def __init__(
         self,
-        pool: "TensorResidencyPool",
+        pool: ServingPool,
         source: Source,
         device: torch.device,
         future: "Future[torch.Tensor] | None",

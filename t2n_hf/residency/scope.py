@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from t2n_hf.residency.pool import TensorResidencyPool
+from t2n_hf.residency.serving import ServingPool
 
 __all__ = ["ActiveScope", "active_pool", "active_scope", "entered"]
 
@@ -21,7 +19,7 @@ __all__ = ["ActiveScope", "active_pool", "active_scope", "entered"]
 class ActiveScope:
     """A pool in scope, and the device that it loads to (None: that of each tensor)."""
 
-    pool: "TensorResidencyPool"
+    pool: ServingPool
     device: torch.device | None
 
 
@@ -33,7 +31,7 @@ def active_scope() -> ActiveScope | None:
     return _ACTIVE.get()
 
 
-def active_pool() -> "TensorResidencyPool | None":
+def active_pool() -> ServingPool | None:
     """Give the pool of the innermost scope of this context, None outside of any."""
     scope = _ACTIVE.get()
     return scope.pool if scope else None

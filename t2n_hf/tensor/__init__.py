@@ -1,1 +1,38 @@
-"""tensor."""
+"""Tensors that keep their values packed or on disk, and bounded memory for them."""
+
+from t2n_hf.contract import SupportsOffloadState
+from t2n_hf.registry import resolve_offload_state
+from t2n_hf.residency import ResidencyStrategy, TensorPrefetch, TensorResidencyLease, TensorResidencyPool
+from t2n_hf.tensor.named import NamedTensor, apply_name_to_tensor_in_module
+from t2n_hf.tensor.offload import OffloadedTensor
+from t2n_hf.tensor.opaque import OpaqueTensor, opaque_to_final_tensor
+from t2n_hf.tensor.quant.q4_0 import QTensorTractScaleOnly
+from t2n_hf.tensor.quant.qtensor import QTensor
+from t2n_hf.tensor.quant.scheme import QScalePerGroupF16
+from t2n_hf.tensor.ref import (
+    OpaqueTensorRef,
+    find_opaque_ref_by_py_id,
+    set_opaque_tensor_in_params_as_ref,
+    trace_tensor_device_for_func,
+)
+
+__all__ = [
+    "NamedTensor",
+    "OffloadedTensor",
+    "OpaqueTensor",
+    "OpaqueTensorRef",
+    "QScalePerGroupF16",
+    "QTensor",
+    "QTensorTractScaleOnly",
+    "ResidencyStrategy",
+    "SupportsOffloadState",
+    "TensorPrefetch",
+    "TensorResidencyLease",
+    "TensorResidencyPool",
+    "apply_name_to_tensor_in_module",
+    "find_opaque_ref_by_py_id",
+    "opaque_to_final_tensor",
+    "resolve_offload_state",
+    "set_opaque_tensor_in_params_as_ref",
+    "trace_tensor_device_for_func",
+]

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from t2n_hf.contract import OffloadState
 from t2n_hf.errors import ConfigError, InPlaceError
 from t2n_hf.registry import class_of_tag
-from t2n_hf.residency import TensorResidencyPool, active_scope
+from t2n_hf.residency import ServingPool, TensorResidencyPool, active_scope
 from t2n_hf.store.checkpoint import ByteRange
 from t2n_hf.tensor.opaque import OpaqueTensor, opaque_to_final_tensor
 from t2n_hf.tensor.persist import run_on_copies
@@ -211,7 +211,7 @@ class OffloadedTensor(OpaqueTensor):
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
-    def _pool_now(self) -> tuple[TensorResidencyPool | None, torch.device]:
+    def _pool_now(self) -> tuple[ServingPool | None, torch.device]:
         scope = active_scope()
         if scope is not None and not scope.pool.closed:
             return scope.pool, scope.device or self._target
