@@ -8,7 +8,6 @@ import torch
 from t2n_hf.contract import OffloadState
 from t2n_hf.errors import FormatError
 from t2n_hf.hf.stored import StoredForm
-from t2n_hf.registry import class_of_tag
 from t2n_hf.store.checkpoint import ByteRange
 from t2n_hf.tensor.opaque import OpaqueTensor
 
@@ -19,14 +18,14 @@ __all__ = ["StoredParts"]
 class StoredParts:
     """What an OffloadedTensor loads: the parts of `form`, each at its range of the user's files.
 
-    Raises FormatError when one is missing, UnknownTagError when no installed class declares the tag.
+    `kind` is the class of the form's tag. Raises FormatError when a part is missing.
     """
 
-    def __init__(self, name: str, form: StoredForm, ranges: Mapping[str, ByteRange]) -> None:
+    def __init__(self, name: str, form: StoredForm, ranges: Mapping[str, ByteRange], kind: Any) -> None:  # noqa: ANN401
         missing = set(form.parts) - set(ranges)
         if missing:
             raise FormatError(f"{name}: the checkpoint lacks its parts {', '.join(sorted(missing))}")
-        self._kind: Any = class_of_tag(form.tag)
+        self._kind = kind
         self._form = form
         self._ranges = dict(ranges)
 

@@ -69,6 +69,7 @@ class Placing:
     failures: list[T2NError] = field(default_factory=list)
     released: set[str] = field(default_factory=set)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    kinds: dict[str, Any] = field(default_factory=dict)
 
     def wants(self, name: str) -> bool:
         """Say whether the parameter `name` is to pass through here while it is loaded."""
@@ -181,9 +182,10 @@ class Placing:
             raise FormatError(
                 f"{name}: the checkpoint has parts {', '.join(sorted(parts))}; config.json says {expected}"
             )
-        kind = class_of_tag(form.tag)
+        if form.tag not in self.kinds:
+            self.kinds[form.tag] = class_of_tag(form.tag)
         state = OffloadState(tag=form.tag, tensors=parts, meta=dict(form.meta))
-        packed: Any = kind.from_offload_state(state, None)
+        packed: Any = self.kinds[form.tag].from_offload_state(state, None)
         if packed.shape != wanted.shape:
             raise FormatError(f"{name}: stored with shape {tuple(packed.shape)}, the model has {tuple(wanted.shape)}")
         if self.placement.on_disk(name):
@@ -199,7 +201,7 @@ class Placing:
             return OffloadedTensor.from_state(
                 state, name, wanted.dtype, device, compute=self.config.compute, spill_dir=spill_dir
             )
-        content = StoredParts(name, form, ranges)
+        content = StoredParts(name, form, ranges, self.kinds[form.tag])
         source = StoredSource(content, wanted.shape, wanted.dtype, name, spill_folder=spill_dir)
         return OffloadedTensor._from_source(source, device)
 

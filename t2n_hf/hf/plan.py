@@ -67,6 +67,7 @@ def make_plan(model: "PreTrainedModel", config: T2NConfig) -> Plan:
     """
     skips = _Skips(model, config)
     tables = _tables(model, config)
+    chosen = _format_or_none(config.weights)
     skips.refuse_contradictions(tables)
     plan: dict[str, Choice] = {}
     for name, module, parameter in _parameters(model):
@@ -74,7 +75,7 @@ def make_plan(model: "PreTrainedModel", config: T2NConfig) -> Plan:
         if table is not None:
             plan[name] = _of_table(table, parameter, module)
         else:
-            plan[name] = skips.reason(name) or _of_weight(name, module, parameter, config)
+            plan[name] = skips.reason(name) or _of_weight(name, module, parameter, chosen)
     skips.warn_about_unused()
     return _agree_on_ties(plan, tied_groups(model), tables)
 
@@ -92,6 +93,7 @@ class _Table:
 
     option: str | None
     said_by: str
+    format: type[WeightFormat] | None
 
 
 def _embedding_weight(model: "PreTrainedModel", get: str) -> str | None:
@@ -114,9 +116,9 @@ def _tables(model: "PreTrainedModel", config: T2NConfig) -> dict[str, _Table]:
     groups = tied_groups(model)
     tables = {}
     if embedding is not None:
-        tables[embedding] = _Table(config.embeddings, "embeddings")
+        tables[embedding] = _Table(config.embeddings, "embeddings", _format_or_none(config.embeddings))
     if head is not None and head != embedding:
-        tables[head] = _Table(config.lm_head, "lm_head")
+        tables[head] = _Table(config.lm_head, "lm_head", _format_or_none(config.lm_head))
     if embedding is not None and head is not None and head in groups.get(embedding, (embedding,)):
         one = _one_table(config)
         tables = {embedding: one, head: one}
@@ -133,7 +135,7 @@ def _one_table(config: T2NConfig) -> _Table:
             "table; give one of them, or the same twice"
         )
     option, value = next(iter(made.items()), ("embeddings", None))
-    return _Table(value, option)
+    return _Table(value, option, _format_or_none(value))
 
 
 def _format_or_none(name: str | None) -> type[WeightFormat] | None:
@@ -166,7 +168,7 @@ class _Skips:
             return
         for name, table in tables.items():
             for pattern in self._patterns:
-                if _format_or_none(table.option) is not None and matches(pattern, name):
+                if table.format is not None and matches(pattern, name):
                     raise ConfigError(
                         f"{table.said_by}={table.option!r} quantizes {name}, but modules_to_not_convert names "
                         f"{pattern!r}; remove one of them"
@@ -179,24 +181,22 @@ class _Skips:
 
 
 def _of_table(table: _Table, parameter: torch.Tensor, module: nn.Module) -> Choice:
-    chosen = _format_or_none(table.option)
-    if chosen is None:
+    if table.format is None:
         said = (
             f"{table.said_by}={table.option!r}" if table.option else "embeddings and head stay float unless asked for"
         )
         return Choice(reason=said, by_user=True)
-    return _unless_refused(chosen, parameter, transposed=isinstance(module, Conv1D))
+    return _unless_refused(table.format, parameter, transposed=isinstance(module, Conv1D))
 
 
-def _of_weight(name: str, module: nn.Module, parameter: torch.Tensor, config: T2NConfig) -> Choice:
+def _of_weight(name: str, module: nn.Module, parameter: torch.Tensor, chosen: type[WeightFormat] | None) -> Choice:
     path, _, leaf = name.rpartition(".")
     is_matrix = leaf == "weight" and isinstance(module, (nn.Linear, Conv1D))
     is_experts = parameter.dim() == 3 and leaf != "bias" and _EXPERTS.search(path) is not None
     if not (is_matrix or is_experts):
         return Choice(reason=f"not a matrix of a linear layer ({type(module).__name__})", by_user=parameter.dim() < 2)
-    chosen = _format_or_none(config.weights)
     if chosen is None:
-        return Choice(reason=f"weights={config.weights!r}", by_user=True)
+        return Choice(reason=f"weights={NOT_QUANTIZED!r}", by_user=True)
     transposed = isinstance(module, Conv1D) or (is_experts and bool(getattr(module, "is_transposed", False)))
     return _unless_refused(chosen, parameter, transposed=transposed)
 
