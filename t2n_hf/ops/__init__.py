@@ -1,1 +1,31 @@
-"""ops."""
+"""ATen overload -> NNEF: one emitter each, one family per file. Importing the room registers all of them."""
+
+from t2n_hf.ops import (
+    activation,
+    arithmetic,
+    attention,
+    comparison,
+    creation,
+    indexing,
+    matmul,
+    normalization,
+    reduction,
+    shape,
+    slicing,
+    unary,
+)
+
+__all__ = [
+    "activation",
+    "arithmetic",
+    "attention",
+    "comparison",
+    "creation",
+    "indexing",
+    "matmul",
+    "normalization",
+    "reduction",
+    "shape",
+    "slicing",
+    "unary",
+]

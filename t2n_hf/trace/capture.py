@@ -88,7 +88,7 @@ def _read_export(exported: torch.export.ExportedProgram, interface: Interface, f
     lifted = signature.inputs_to_lifted_tensor_constants
     values = {**exported.state_dict, **exported.constants}
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    inputs, weights, constants = [], {}, {}
+    inputs, weights, constants, names = [], {}, {}, {}
     for node in placeholders:
         name = stored.get(node.name) or lifted.get(node.name)
         if name is None:
@@ -96,7 +96,7 @@ def _read_export(exported: torch.export.ExportedProgram, interface: Interface, f
         elif isinstance(values[name], torch._subclasses.FakeTensor):
             weights[node] = weight_name(name)
         else:
-            constants[node] = values[name]
+            constants[node], names[node] = values[name], weight_name(name)
     results = next(node for node in graph.nodes if node.op == "output").args[0]
     return Captured(
         graph=graph,
@@ -104,6 +104,7 @@ def _read_export(exported: torch.export.ExportedProgram, interface: Interface, f
         outputs=list(zip(results, interface.output_names, strict=True)),
         weights=weights,
         constants=constants,
+        constant_names=names,
         symbols=_symbols(inputs, flat),
         asserts=interface.asserts,
     )

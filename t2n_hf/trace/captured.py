@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import sympy
 import torch
 from torch import fx
 
@@ -19,6 +20,7 @@ class CapturedGraph:
         outputs: the nodes that are results, in order, with their names. One node may have several names.
         weights: placeholder -> name of the parameter or buffer. In a piece the name is relative to the layer.
         constants: placeholder or attribute node -> its values.
+        constant_names: the same nodes -> a name. In a piece it is that of the layer that was traced.
     """
 
     graph: fx.Graph
@@ -26,6 +28,7 @@ class CapturedGraph:
     outputs: list[tuple[fx.Node, str]]
     weights: dict[fx.Node, str]
     constants: dict[fx.Node, torch.Tensor]
+    constant_names: dict[fx.Node, str]
 
 
 @dataclass(kw_only=True)
@@ -38,7 +41,7 @@ class Piece(CapturedGraph):
 
 @dataclass(frozen=True)
 class PieceCall:
-    """One layer: `piece` is an index into `Captured.pieces`, `prefix` its name (with the dot after it) among the weights."""
+    """One layer: `piece` is an index into `Captured.pieces`, `prefix` its name, and a dot, among the weights."""
 
     piece: int
     prefix: str
@@ -54,9 +57,10 @@ class Captured(CapturedGraph):
         calls: what the first argument of a call of `t2n_hf::layer` in `graph` stands for.
         canonical: name of a weight -> the one name of its object (tied weights have several names).
         notes: why layers could not be captured as pieces.
+        asserts: facts about the symbols, from the interface.
     """
 
-    symbols: dict["object", str]
+    symbols: dict[sympy.Symbol, str]
     pieces: list[Piece] = field(default_factory=list)
     calls: dict[int, PieceCall] = field(default_factory=dict)
     canonical: Mapping[str, str] = field(default_factory=dict)

@@ -24,8 +24,8 @@ def dim_name(entry: object) -> str | None:
 class FlatModule(nn.Module):
     """The module of an interface, called with a list of tensors and returning a tuple of tensors.
 
-    Lengths that share a named Dim are compared before the module runs: the tracer then knows one symbol for all of them,
-    not one for each input.
+    Lengths that share a named Dim are compared before the module runs: the tracer then knows one symbol for all of
+    them, not one for each input.
     """
 
     def __init__(self, interface: Interface, spec: Any, constants: dict[int, Any], dims: list[Any]) -> None:  # noqa: ANN401

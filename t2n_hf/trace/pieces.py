@@ -1,8 +1,8 @@
-"""Repeated layers, each kind traced once: in the graph of the model a layer is one call of the operator `t2n_hf::layer`.
+"""Repeated layers, each kind traced once: in the graph of the model a layer is one call of `t2n_hf::layer`.
 
-While the model is traced, its layers are replaced by stand-ins. A stand-in binds its arguments as the layer would, finds a
-kind that is equal to it in everything that a trace depends on, or traces the layer there and then, on the very fake tensors
-that the model passes it. So a piece has the symbols of the model, and a layer costs one call instead of a hundred.
+While the model is traced, its layers are replaced by stand-ins. A stand-in binds its arguments as the layer would, finds
+a kind that is equal to it in everything that a trace depends on, or traces the layer there and then, on the very fake
+tensors that the model passes it. So a piece has the symbols of the model, and a layer costs one call, not a hundred.
 """
 
 import re
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from t2n_hf.trace.captured import Piece, PieceCall
-from t2n_hf.trace.layers import Arguments, PieceError, bind, describe_layer, layer_index, shape_of
+from t2n_hf.trace.layers import Arguments, bind, describe_layer, layer_index, shape_of
 from t2n_hf.trace.tracing import TracedLayer, trace_layer
 
 __all__ = ["LAYER_OP", "PieceRecorder"]
@@ -64,7 +64,7 @@ class _Kind:
     traced: TracedLayer
 
     def leaves_for(self, arguments: Arguments, index: int | None) -> tuple[list[int], list[int]] | None:
-        """Which leaves of another layer's arguments are this kind's inputs, and which ones it changes; None if unlike."""
+        """Leaves of another layer's arguments that are this kind's inputs, and those it changes; None if unlike."""
         shift = self.traced.state_shift(self.arguments, self.index, index)
         if shift is None or not arguments.alike(self.arguments):
             return None
@@ -145,7 +145,7 @@ class PieceRecorder:
             leaves = kind.leaves_for(arguments, index) if kind.description == description else None
             if leaves is not None:
                 return number, *leaves
-        traced = trace_layer(layer, arguments, where, _piece_name(layer))
+        traced = trace_layer(layer, arguments, self.name_weight(where), _piece_name(layer))
         self._kinds.append(_Kind(description, index, arguments.snapshot(), traced))
         return len(self._kinds) - 1, list(traced.inputs), list(traced.changed)
 

@@ -40,7 +40,7 @@ class TracedLayer:
     spec: Any
 
     def rebuild(self, results: list[torch.Tensor], inputs: list[int], arguments: Arguments) -> Any:  # noqa: ANN401
-        """Put the layer's result together from the results of a call, whose inputs were these leaves of its arguments."""
+        """Put the layer's result together from the results of a call with these leaves of its arguments."""
         moved = dict(zip(self.inputs, inputs, strict=True))
         sources: dict[str, Callable[[Any], Any]] = {
             "result": results.__getitem__,
@@ -116,7 +116,7 @@ def trace_layer(layer: nn.Module, arguments: Arguments, where: str, name: str) -
             raise
         except Exception as error:
             raise PieceError(f"{where} cannot be traced by itself: {type(error).__name__}: {error}") from error
-    piece = Piece(graph=traced.graph, inputs=[], outputs=[], weights={}, constants={}, name=name, where=where)
+    piece = Piece(graph=traced.graph, inputs=[], outputs=[], weights={}, constants={}, constant_names={}, name=name, where=where)
     return _read_trace(traced, own, arguments, places, run, piece)
 
 
@@ -182,6 +182,10 @@ def _refuse_effects(graph: fx.Graph, placeholders: list[fx.Node]) -> None:
         roots.add(node)
 
 
+def _keep(piece: Piece, node: fx.Node, value: torch.Tensor, name: str) -> None:
+    piece.constants[node], piece.constant_names[node] = value, f"{piece.where}.{name}"
+
+
 def _read_trace(
     traced: fx.GraphModule,
     own: dict[str, torch.Tensor],
@@ -202,7 +206,7 @@ def _read_trace(
         elif isinstance(tensor, FakeTensor):
             piece.weights[node] = name
         else:
-            piece.constants[node] = tensor
+            _keep(piece, node, tensor, name)
     for node, at in zip(placeholders[len(own) :], places, strict=True):
         if node.users:
             piece.inputs.append((node, arguments.leaf_name(at)))
@@ -211,14 +215,17 @@ def _read_trace(
             graph.erase_node(node)
     for node in graph.nodes:
         if node.op == "get_attr":
-            piece.constants[node] = getattr(traced, node.target)
+            _keep(piece, node, getattr(traced, node.target), node.target)
     nodes = next(node for node in graph.nodes if node.op == "output").args[0]
     if not all(isinstance(node, fx.Node) for node in nodes):
         raise PieceError("a result of it is no tensor of its trace")
-    names = {n: f"{arguments.leaf_name(at)}_out" for at, n in run.changed.items()}
-    plain = [n for kind, n in run.returned if kind == "result" and n not in names]
-    for position, n in enumerate(plain):
-        names.setdefault(n, "output" if len(plain) == 1 else f"output_{position}")
+    names = _result_names(arguments, run)
     piece.outputs.extend((node, names[n]) for n, node in enumerate(nodes))
     results = [node.meta["val"] for node in nodes]
     return TracedLayer(piece, inputs, results, run.changed, run.returned, run.spec)
+
+
+def _result_names(arguments: Arguments, run: _Run) -> dict[int, str]:
+    names = {n: f"{arguments.leaf_name(at)}_out" for at, n in run.changed.items()}
+    plain = list(dict.fromkeys(n for kind, n in run.returned if kind == "result" and n not in names))
+    return names | {n: "output" if len(plain) == 1 else f"output_{at}" for at, n in enumerate(plain)}

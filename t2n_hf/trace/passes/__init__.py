@@ -13,6 +13,7 @@ from t2n_hf.trace.passes.float_mask import float_masks
 from t2n_hf.trace.passes.result import PassResult
 from t2n_hf.trace.passes.rms_norm import fuse_rms_norm
 from t2n_hf.trace.passes.rope import fuse_rope
+from t2n_hf.trace.passes.views import join_views
 
 __all__ = ["PASSES", "simplify"]
 
@@ -22,6 +23,7 @@ PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
     fuse_rms_norm,
     fuse_rope,
     float_masks,
+    join_views,
     drop_dead_code,
 )
 

@@ -55,8 +55,5 @@ def _is_square(node: Any, x: fx.Node) -> bool:  # noqa: ANN401 - an argument of 
         return False
     if node.target is _aten.mul.Tensor:
         return node.args == (x, x)
-    return (
-        node.target is _aten.square.default
-        and node.args[0] is x
-        or (node.target is _aten.pow.Tensor_Scalar and node.args[0] is x and node.args[1] == 2)
-    )
+    squares = {_aten.square.default: (x,), _aten.pow.Tensor_Scalar: (x, 2)}
+    return bool(tuple(node.args) == squares.get(node.target))  # type: ignore[call-overload]

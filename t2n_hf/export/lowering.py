@@ -1,0 +1,247 @@
+"""One run over the captured graphs, with fixed formats of the weights."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import sympy
+from torch import fx
+
+from t2n_hf.export.fragments import FragmentPlan, plan_fragment
+from t2n_hf.export.lowered import Lowered, WeightBinding, WeightFormatInfo
+from t2n_hf.nnef.ir import Assign, Document, External, Fragment, Name, Variable
+from t2n_hf.nnef.names import Namer
+from t2n_hf.ops.dims import dims
+from t2n_hf.ops.emit import Emit, EmitOptions
+from t2n_hf.ops.table import EmitterTable
+from t2n_hf.ops.value import Value, tract_dtype
+from t2n_hf.trace.captured import Captured, CapturedGraph, Piece, PieceCall
+from t2n_hf.trace.pieces import LAYER_OP
+
+__all__ = ["Lowering"]
+
+_DENSE: Final = WeightFormatInfo()
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A fragment, and the weights (by their names in the layer) whose block format it cannot use."""
+
+    fragment: Fragment
+    dense: dict[str, str]
+
+
+@dataclass
+class Lowering:
+    """Writes the document. Afterwards `forced_dense` says which weights cannot have their block format, and why.
+
+    Args:
+        captured: the graphs.
+        table: emitters.
+        formats: block formats by canonical name.
+        canonical: name of a weight -> the name it is written under.
+        options: what emitters may choose.
+        flat: write layers in place.
+    """
+
+    captured: Captured
+    table: EmitterTable
+    formats: Mapping[str, WeightFormatInfo]
+    canonical: Mapping[str, str]
+    options: EmitOptions
+    flat: bool
+    forced_dense: dict[str, str] = field(default_factory=dict)
+    _bindings: dict[str, WeightBinding] = field(default_factory=dict)
+    _written: dict[Any, _Written] = field(default_factory=dict)
+    _plans: dict[int, FragmentPlan] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Reserve the names that are given from outside."""
+        graph = self.captured
+        self._symbols = {symbol: sympy.Symbol(name, integer=True) for symbol, name in graph.symbols.items()}
+        self._namer = Namer([*graph.symbols.values(), *(name for _, name in (*graph.inputs, *graph.outputs))])
+        self._fragment_namer = Namer()
+        self._emit = self._new_emit(self._namer)
+
+    def _new_emit(self, namer: Namer) -> Emit:
+        return Emit(self.table.extended({LAYER_OP: self._layer}), namer, self._symbols, self.options)
+
+    def run(self, properties: Mapping[str, str], reasons: Mapping[str, str]) -> Lowered:
+        """Write everything; `reasons` says why weights are dense that have a block format."""
+        graph, emit = self.captured, self._emit
+        for node, name in graph.inputs:
+            emit.env[node] = self._given(node, name)
+        inputs = [emit.env[node] for node, _ in graph.inputs]
+        self._store(graph, emit.env)
+        emit.final_names = _final_names(graph.outputs, emit.env)
+        emit.run(graph.graph.nodes)
+        emit.write_outputs(graph.outputs)
+        self._force({b.name: b.fqn for b in self._bindings.values() if b.fqn is not None}, emit.forced_dense)
+        bindings = [replace(b, reason=reasons.get(b.fqn or "")) for b in self._bindings.values()]
+        fragments = {id(written.fragment): written.fragment for written in self._written.values()}
+        document = Document(
+            inputs=tuple(External(v.name.text, tract_dtype(v.dtype), tuple(dims(v.shape))) for v in inputs),
+            outputs=tuple(name for _, name in graph.outputs),
+            variables=tuple(Variable(b.name, b.label, b.shape) for b in bindings),
+            body=tuple(emit.body),
+            fragments=tuple(fragments.values()),
+            extensions=_extensions([emit.body, *(fragment.body for fragment in fragments.values())]),
+            symbols=tuple(dict.fromkeys(graph.symbols.values())),
+            asserts=tuple(graph.asserts),
+            properties=dict(properties),
+        )
+        return Lowered(document, bindings)
+
+    def _force(self, names: Mapping[str, str], dense: Mapping[str, str]) -> None:
+        for name, why in dense.items():
+            self.forced_dense.setdefault(names[name], why)
+
+    # Values that a graph starts from
+
+    def _given(self, node: fx.Node, name: str) -> Value:
+        fake = node.meta["val"]
+        return Value(Name(name), self._emit.shape_of(fake), self._emit.float_type(fake.dtype))
+
+    def _store(self, graph: CapturedGraph, env: dict[fx.Node, Any], prefix: str = "") -> None:
+        """Make variables of a graph's weights and constants."""
+        for node, name in graph.weights.items():
+            env[node] = self._weight(node, f"{prefix}{name}")
+        for node in graph.constants:
+            env[node] = self._constant(graph, node)
+
+    def _weight(self, node: fx.Node, name: str) -> Value:
+        fqn = self.canonical.get(name, name)
+        info = self.formats.get(fqn, _DENSE)
+        value = self._given(node, "")
+        if fqn not in self._bindings:
+            shape = tuple(int(length) for length in value.shape)
+            self._bindings[fqn] = WeightBinding(
+                label=fqn,
+                name=self._namer.unique(fqn),
+                fqn=fqn,
+                shape=(*shape[:-2], shape[-1], shape[-2]) if info.transposed else shape,
+                format=info.format,
+                transposed=info.transposed,
+            )
+        block = None if info.format == "dense" else info.format
+        name_here = Name(self._bindings[fqn].name)
+        return replace(value, name=name_here, block=block, transposed=info.transposed)
+
+    def _constant(self, graph: CapturedGraph, node: fx.Node) -> Any:  # noqa: ANN401 - a value, or a number
+        tensor = graph.constants[node].detach()
+        tensor = tensor.to(self._emit.float_type(tensor.dtype))
+        if tensor.ndim == 0:
+            return tensor.item()
+        label = graph.constant_names[node]
+        key = f"constant {label}"
+        shape = tuple(tensor.shape)
+        if key not in self._bindings:
+            name = self._namer.unique(label)
+            self._bindings[key] = WeightBinding(label=label, name=name, fqn=None, shape=shape, value=tensor)
+        return Value(Name(self._bindings[key].name), shape, tensor.dtype)
+
+    # Layers
+
+    def _layer(self, emit: Emit, number: int, tensors: list[Value]) -> list[Value]:
+        """Write one layer: the call of its fragment, which is written with the first layer that needs it."""
+        call = self.captured.calls[number]
+        piece = self.captured.pieces[call.piece]
+        env: dict[fx.Node, Any] = {node: value for (node, _), value in zip(piece.inputs, tensors, strict=True)}
+        self._store(piece, env, call.prefix)
+        names = self._result_names(emit.node, call)
+        if self.flat:
+            return self._inline(piece, env, names)
+        plan = self._plan(call.piece, env)
+        fragment = self._fragment(call, plan, env)
+        values = [{**emit.env, **env}[node] for node in plan.parameters]
+        arguments = tuple(value.name for value in values if isinstance(value, Value))
+        emit.body.append(Assign(tuple(names), fragment.name, arguments))
+        results = [node for node, _ in piece.outputs]
+        return [self._given(node, name) for node, name in zip(results, names, strict=True)]
+
+    def _result_names(self, node: fx.Node, call: PieceCall) -> list[str]:
+        """Names for a layer's results: those of the graph's outputs where they are outputs."""
+        final = {user.args[1]: self._emit.final_names.get(user) for user in node.users}
+        layer = "_".join(call.prefix.rstrip(".").split(".")[-2:])
+        names = []
+        for place, (_, name) in enumerate(self.captured.pieces[call.piece].outputs):
+            base = layer if name == "output" else f"{layer}_{name}"
+            names.append(final.get(place) or self._namer.unique(base))
+        return names
+
+    def _inline(self, piece: Piece, env: dict[fx.Node, Any], names: list[str]) -> list[Value]:
+        """Write a layer in place."""
+        emit, outside = self._emit, (self._emit.env, self._emit.final_names)
+        outputs = [(node, name) for (node, _), name in zip(piece.outputs, names, strict=True)]
+        emit.env, emit.final_names = env, _final_names(outputs, env)
+        emit.run(piece.graph.nodes)
+        emit.write_outputs(outputs)
+        results = [replace(env[node], name=Name(name)) for node, name in outputs]
+        emit.env, emit.final_names = outside
+        return results
+
+    def _plan(self, number: int, env: Mapping[fx.Node, Any]) -> FragmentPlan:
+        """The plan of a kind; with the first layer of the kind, what all of them share is written."""
+        if number not in self._plans:
+            self._plans[number] = plan = plan_fragment(self.captured, number)
+            self._emit.env.update({node: env[node] for node in plan.invariant})
+            self._emit.run(plan.hoisted)
+        return self._plans[number]
+
+    def _fragment(self, call: PieceCall, plan: FragmentPlan, env: Mapping[fx.Node, Any]) -> Fragment:
+        """The fragment for layers of this kind with weights in these formats."""
+        piece = self.captured.pieces[call.piece]
+        key = (call.piece, *((env[node].block, env[node].transposed) for node in piece.weights))
+        if key not in self._written:
+            self._written[key] = self._write_fragment(piece, plan, env)
+        written = self._written[key]
+        names = {name: self.canonical.get(call.prefix + name, call.prefix + name) for name in written.dense}
+        self._force(names, written.dense)
+        return written.fragment
+
+    def _write_fragment(self, piece: Piece, plan: FragmentPlan, env: Mapping[fx.Node, Any]) -> _Written:
+        results = [name for _, name in piece.outputs]
+        namer = Namer([*self.captured.symbols.values(), *results])
+        emit = self._new_emit(namer)
+        stems = {**dict(piece.inputs), **piece.weights, **_leaf_names(piece)}
+        parameters: dict[str, fx.Node] = {}
+        for node in plan.parameters:
+            start = env.get(node, self._emit.env.get(node))
+            if not isinstance(start, Value):
+                emit.env[node] = start
+                continue
+            name = namer.unique(stems.get(node) or start.name.text)
+            parameters[name] = node
+            emit.env[node] = replace(start, name=Name(name))
+        emit.final_names = _final_names(piece.outputs, emit.env)
+        outside = set(plan.hoisted)
+        emit.run(node for node in piece.graph.nodes if node not in outside)
+        emit.write_outputs(piece.outputs)
+        dense = {piece.weights[parameters[name]]: why for name, why in emit.forced_dense.items()}
+        fragment = Fragment(piece.name, tuple(parameters), tuple(results), tuple(emit.body))
+        return _Written(self._named_once(piece, fragment), dense)
+
+    def _named_once(self, piece: Piece, fragment: Fragment) -> Fragment:
+        """The same fragment under a name of its own; formats that give the same text share one."""
+        for written in self._written.values():
+            if replace(written.fragment, name=fragment.name) == fragment:
+                return written.fragment
+        return replace(fragment, name=self._fragment_namer.unique(piece.name))
+
+
+def _leaf_names(piece: Piece) -> dict[fx.Node, str]:
+    return {node: name.removeprefix(f"{piece.where}.") for node, name in piece.constant_names.items()}
+
+
+def _final_names(outputs: Iterable[tuple[fx.Node, str]], given: Mapping[fx.Node, Any]) -> dict[fx.Node, str]:
+    """The first name of each output that is written, not given."""
+    names: dict[fx.Node, str] = {}
+    for node, name in outputs:
+        if node not in given:
+            names.setdefault(node, name)
+    return names
+
+
+def _extensions(bodies: Iterable[Iterable[Assign]]) -> tuple[str, ...]:
+    used = any(assign.op.startswith("tract_transformers_") for body in bodies for assign in body)
+    return ("tract_registry tract_transformers",) if used else ()

@@ -1,0 +1,299 @@
+"""Writes calls of NNEF and tract operators, keeping track of shapes and dtypes, by the rules that tract's parser has.
+
+Ranks are aligned before every call (tract would align them on the left), axes are never negative, integers next to tensors
+are written as floats (tract gives them the tensor's type), and dtypes are made equal by casts.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+
+from t2n_hf.errors import EmitError
+from t2n_hf.nnef.ir import Assign, Name
+from t2n_hf.nnef.names import Namer
+from t2n_hf.ops.dims import Length, Shape, broadcast_shapes, dim, dims, same
+from t2n_hf.ops.value import Number, Operand, Value, is_number, tract_dtype
+
+__all__ = ["Builder", "Out"]
+
+Out: TypeAlias = tuple[Iterable[Length], torch.dtype]
+
+
+class Builder:
+    """Appends calls to `body`.
+
+    Attributes:
+        body: what was written so far.
+        base: stem of the names that new values get.
+        site: the operator that is being written and where it comes from, for messages.
+        forced_dense: name of a block weight -> why its format cannot be used.
+    """
+
+    def __init__(self, namer: Namer) -> None:
+        self.body: list[Assign] = []
+        self.base = "value"
+        self.site = ""
+        self.forced_dense: dict[str, str] = {}
+        self._namer = namer
+        self._known: dict[str, list[Value]] = {}
+
+    # Calls
+
+    def call(self, op: str, *args: Any, out: Out, **kwargs: Any) -> Value:  # noqa: ANN401 - operands and lists of them
+        """Write `name = op(*args, **kwargs)`, where the result has shape and dtype `out`."""
+        return self.call_many(op, *args, outs=[out], **kwargs)[0]
+
+    def call_many(self, op: str, *args: Any, outs: Sequence[Out], **kwargs: Any) -> list[Value]:  # noqa: ANN401
+        """Write a call with several results; one that was written before is not repeated."""
+        arguments = tuple(self._argument(arg) for arg in args)
+        named = {key: self._argument(value) for key, value in kwargs.items()}
+        key = repr((op, arguments, named))
+        if key not in self._known:
+            values = [Value(Name(self._namer.unique(self.base)), tuple(shape), dtype) for shape, dtype in outs]
+            self.body.append(Assign(tuple(value.name.text for value in values), op, arguments, named))
+            self._known[key] = values
+        return list(self._known[key])
+
+    def _argument(self, arg: Any) -> Any:  # noqa: ANN401 - an argument of the graph model
+        if isinstance(arg, Value):
+            if arg.block is not None:
+                self.forced_dense.setdefault(arg.name.text, f"{self.site} needs its dense values")
+            return arg.name
+        if isinstance(arg, sympy.Expr):
+            return dim(arg)
+        if isinstance(arg, list | tuple):
+            return [self._argument(item) for item in arg]
+        return arg
+
+    # Numbers and dtypes
+
+    def literal(self, number: Number, dtype: torch.dtype) -> Any:  # noqa: ANN401 - a literal or a value
+        """A number as an operand beside tensors of `dtype`."""
+        if isinstance(number, sympy.Expr) and not number.is_number:
+            return self._symbolic(number, dtype)
+        if dtype is torch.bool:
+            return bool(number)
+        if dtype.is_floating_point:
+            return float(number)
+        # The parser reads literals as f32, which holds integers up to 2**24.
+        return float(int(number)) if abs(int(number)) <= 2**24 else self.full((), int(number), dtype)
+
+    def _symbolic(self, number: sympy.Expr, dtype: torch.dtype) -> Value:
+        value = self.call("tract_core_cast", number, out=((), torch.int64), to="i64")
+        return self.cast(value, dtype)
+
+    def tensor(self, operand: Operand, dtype: torch.dtype, shape: Shape = ()) -> Value:
+        """An operand as a tensor of `dtype`; a number becomes a tensor of `shape`, a tensor keeps its own."""
+        if isinstance(operand, Value):
+            return self.cast(operand, dtype)
+        return self.full(shape, operand, dtype)
+
+    def full(self, shape: Shape, number: Number, dtype: torch.dtype) -> Value:
+        """A tensor with one value everywhere."""
+        if isinstance(number, sympy.Expr) and not number.is_number:
+            value = self._symbolic(number, dtype)
+            return self.broadcast(value, shape) if shape else value
+        # A literal is f32, so the cast makes it what is asked for; integers beyond 2**24 go through i64 text.
+        big = isinstance(number, int) and not isinstance(number, bool) and abs(number) > 2**24
+        literal: Any = int(number) if big else float(number)
+        start = torch.int64 if big else torch.float32
+        if big:
+            literal = self.call("tract_core_cast", literal, out=((), start), to="i64")
+        return self.cast(self.call("tract_core_broadcast", literal, out=(shape, start), shape=dims(shape)), dtype)
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        """Convert a tensor; nothing is written when it has the dtype."""
+        if value.dtype is dtype:
+            return value
+        return self.call("tract_core_cast", value, out=(value.shape, dtype), to=tract_dtype(dtype))
+
+    # Element by element
+
+    def unary(self, op: str, x: Value, dtype: torch.dtype | None = None, **kwargs: Any) -> Value:  # noqa: ANN401
+        """`op(x)`, of the shape of `x`."""
+        return self.call(op, x, out=(x.shape, dtype or x.dtype), **kwargs)
+
+    def binary(
+        self, op: str, left: Operand, right: Operand, dtype: torch.dtype, result: torch.dtype | None = None
+    ) -> Value:
+        """`op(left, right)` computed in `dtype` and broadcast as torch does; `result` is the dtype of what comes out."""
+        a, b = self.aligned([left, right], dtype)
+        shape = broadcast_shapes(*(x.shape for x in (a, b) if isinstance(x, Value)))
+        return self.call(op, a, b, out=(shape, result or dtype))
+
+    def aligned(self, operands: Sequence[Operand], dtype: torch.dtype) -> list[Any]:
+        """Operands of one dtype and, but for numbers and tensors of rank 0, of one rank. At least one is a tensor."""
+        values = [x for x in operands if isinstance(x, Value)]
+        if not values:
+            return [self.tensor(x, dtype) for x in operands]
+        rank = max(x.rank for x in values)
+        return [
+            self.raised(self.cast(x, dtype), rank) if isinstance(x, Value) else self.literal(x, dtype)
+            for x in operands
+        ]
+
+    def select(self, condition: Operand, left: Operand, right: Operand, dtype: torch.dtype) -> Value:
+        """`left` where `condition`, else `right`, both in `dtype`."""
+        shape = broadcast_shapes(*(x.shape for x in (condition, left, right) if isinstance(x, Value)))
+        test = self.raised(self.tensor(condition, torch.bool, (1,) * len(shape)), len(shape))
+        branches = [self._branch(x, dtype, len(shape)) for x in (left, right)]
+        return self.call("select", test, *branches, out=(shape, dtype))
+
+    def _branch(self, operand: Operand, dtype: torch.dtype, rank: int) -> Any:  # noqa: ANN401 - a literal or a value
+        # A literal beside the condition is f32: any other dtype needs a tensor.
+        if dtype is torch.float32 and is_number(operand) and not isinstance(operand, sympy.Expr):
+            return float(operand)  # type: ignore[arg-type]
+        return self.raised(self.tensor(operand, dtype, (1,) * rank), rank)
+
+    # Shapes
+
+    def raised(self, value: Value, rank: int) -> Value:
+        """The tensor with axes of length 1 in front, up to `rank`. Rank 0 goes with any rank as it is."""
+        if value.rank in (0, rank):
+            return value
+        return self.unsqueeze(value, list(range(rank - value.rank)))
+
+    def unsqueeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Insert axes of length 1; `axes` count in the result."""
+        if not axes:
+            return value
+        rest = iter(value.shape)
+        shape = [1 if axis in axes else next(rest) for axis in range(value.rank + len(axes))]
+        return self.call("unsqueeze", value, out=(shape, value.dtype), axes=sorted(axes))
+
+    def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Remove axes of length 1."""
+        if not axes:
+            return value
+        shape = [length for axis, length in enumerate(value.shape) if axis not in axes]
+        return self.call("squeeze", value, out=(shape, value.dtype), axes=sorted(axes))
+
+    def transpose(self, value: Value, order: Sequence[int]) -> Value:
+        """Put axis `order[i]` at place i. Swapping the last two axes of a block weight writes nothing: its use sees to it."""
+        order = list(order)
+        if order == list(range(value.rank)):
+            return value
+        shape = tuple(value.shape[axis] for axis in order)
+        if value.block is not None and order == [*range(value.rank - 2), value.rank - 1, value.rank - 2]:
+            return replace(value, shape=shape, transposed=not value.transposed)
+        return self.call("transpose", value, out=(shape, value.dtype), axes=order)
+
+    def reshape(self, value: Value, shape: Iterable[Length]) -> Value:
+        """Another shape for the same elements, written for the part of the axes that changes."""
+        old, new = value.shape, tuple(shape)
+        if len(new) > len(old) and (axes := _added_axes(old, new)) is not None:
+            return self.unsqueeze(value, axes)
+        if len(new) < len(old) and (axes := _added_axes(new, old)) is not None:
+            return self.squeeze(value, axes)
+        shortest = min(len(old), len(new))
+        head = next((i for i in range(shortest) if not same(old[i], new[i])), shortest)
+        tail = next((i for i in range(shortest - head) if not same(old[-1 - i], new[-1 - i])), shortest - head)
+        if head == len(old) == len(new):
+            return value
+        middle, count = new[head : len(new) - tail], len(old) - tail - head
+        out = (new, value.dtype)
+        return self.call("reshape", value, out=out, shape=dims(middle), axis_start=head, axis_count=count)
+
+    def broadcast(self, value: Value, shape: Iterable[Length]) -> Value:
+        """Repeat axes of length 1, and add axes in front, up to `shape`."""
+        new = tuple(shape)
+        if len(new) == value.rank and all(map(same, value.shape, new)):
+            return value
+        return self.call("tract_core_broadcast", self.raised(value, len(new)), out=(new, value.dtype), shape=dims(new))
+
+    def slice(self, value: Value, axis: int, begin: Length, end: Length, stride: int = 1) -> Value:
+        """`value[begin:end:stride]` along one axis; 0 <= begin <= end <= length, stride > 0."""
+        length = value.shape[axis]
+        if stride == 1 and same(begin, 0) and same(end, length):
+            return value
+        kept = end - begin if stride == 1 else sympy.floor(sympy.sympify(end - begin + stride - 1) / stride)
+        shape = [*value.shape[:axis], int(kept) if _is_whole(kept) else kept, *value.shape[axis + 1 :]]
+        step = {} if stride == 1 else {"stride": [stride]}
+        begins, ends = [dim(begin)], [dim(end)]
+        return self.call("slice", value, out=(shape, value.dtype), axes=[axis], begin=begins, end=ends, **step)
+
+    def concat(self, values: Sequence[Value], axis: int, dtype: torch.dtype) -> Value:
+        """Join tensors along an axis."""
+        parts = [self.cast(value, dtype) for value in values]
+        if len(parts) == 1:
+            return parts[0]
+        total: Length = sum(value.shape[axis] for value in parts)
+        shape = [*parts[0].shape[:axis], total, *parts[0].shape[axis + 1 :]]
+        return self.call("concat", parts, out=(shape, dtype), axis=axis)
+
+    def range(self, begin: Length, end: Length, dtype: torch.dtype, step: int = 1) -> Value:
+        """begin, begin + step, ... below (above, for a negative step) end, as a tensor of rank 1."""
+        count = end - begin if step == 1 else sympy.ceiling(sympy.sympify(end - begin) / step)
+        shape = (int(count) if _is_whole(count) else count,)
+        symbols = self.call("tract_core_range", begin, end, step, out=(shape, torch.int64))
+        return self.call("tract_core_cast", symbols, out=(shape, dtype), to=tract_dtype(dtype))
+
+    # Sums and products
+
+    def reduce(self, op: str, value: Value, axes: Sequence[int], *, keepdim: bool, dtype: torch.dtype | None = None) -> Value:
+        """`op` over axes; tract keeps them, so they are squeezed away unless `keepdim`."""
+        axes = sorted(axes)
+        shape = [1 if axis in axes else length for axis, length in enumerate(value.shape)]
+        result = self.call(op, value, out=(shape, dtype or value.dtype), axes=axes)
+        return result if keepdim else self.squeeze(result, axes)
+
+    def matmul(self, left: Value, right: Value, *, transpose_right: bool = False) -> Value:
+        """`left @ right`, both of rank >= 2, leading axes broadcast; a block weight on the right is used as it is stored."""
+        rank = max(left.rank, right.rank)
+        rows, inner = left.shape[-2:]
+        columns = right.shape[-2] if transpose_right else right.shape[-1]
+        swap = transpose_right
+        if right.block is not None:
+            swap = transpose_right != right.transposed
+            if not swap:  # blocks run along the axis that is summed over, or the format is of no use
+                self._argument(right)
+        if not left.dtype.is_floating_point:
+            raise EmitError(f"{self.site}: tract has no product of {left.dtype} matrices; cast to float before")
+        batch = broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        out = ((*batch, rows, columns), left.dtype)
+        option = {"transposeB": True} if swap else {}
+        stored = self._raised_weight(right, rank)
+        return self.call("matmul", self.raised(left, rank), stored, out=out, **option)
+
+    def _raised_weight(self, weight: Value, rank: int) -> Any:  # noqa: ANN401 - a value or the name of a block weight
+        if weight.block is None:
+            return self.raised(weight, rank)
+        if weight.rank == rank:
+            return weight.name
+        axes = list(range(rank - weight.rank))
+        shape = (*[1] * len(axes), *weight.shape)
+        return self.call("unsqueeze", weight.name, out=(shape, weight.dtype), axes=axes)
+
+    def gather(self, value: Value, indices: Value, axis: int) -> Value:
+        """Rows of `value` along `axis` by `indices` (>= 0), whose shape takes the place of the axis."""
+        shape = (*value.shape[:axis], *indices.shape, *value.shape[axis + 1 :])
+        out = (shape, value.dtype)
+        if value.block is None or axis != 0 or (value.transposed and value.rank == 2):
+            return self.call("tract_core_gather", value, indices, out=out, axis=axis)
+        if value.transposed:
+            out = ((*shape[:-2], shape[-1], shape[-2]), value.dtype)
+        kind = tract_dtype(value.dtype)
+        rows = self.call("tract_core_gather", value.name, indices, out=out, axis=0, datum_type=kind)
+        rank = len(shape)
+        return self.transpose(rows, [*range(rank - 2), rank - 1, rank - 2]) if value.transposed else rows
+
+
+def _added_axes(small: Shape, large: Shape) -> list[int] | None:
+    """Axes of length 1 whose removal from `large` leaves `small`; None when there are none such."""
+    axes: list[int] = []
+    place = 0
+    for axis, length in enumerate(large):
+        if place < len(small) and same(length, small[place]):
+            place += 1
+        elif same(length, 1):
+            axes.append(axis)
+        else:
+            return None
+    return axes if place == len(small) else None
+
+
+def _is_whole(length: Any) -> bool:  # noqa: ANN401 - a number or an expression
+    return isinstance(length, int) or bool(length.is_Integer)

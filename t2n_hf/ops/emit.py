@@ -1,0 +1,233 @@
+"""The context that an emitter writes in: the builder, and what is known of the node of the captured graph."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import sympy
+import torch
+from torch import fx
+
+from t2n_hf.errors import EmitError
+from t2n_hf.nnef.ir import Assign, Name
+from t2n_hf.nnef.names import Namer
+from t2n_hf.ops.builder import Builder
+from t2n_hf.ops.dims import Shape, length_of, same
+from t2n_hf.ops.table import EmitterTable
+from t2n_hf.ops.value import Value
+
+__all__ = ["Emit", "EmitOptions", "module_of", "python_name", "source_line"]
+
+_FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
+_TARGET: Final = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\s*,\s*[A-Za-z_]\w*)*(?:\s*:[^=]+)?\s*[-+*/@]?=(?!=)")
+_LIBRARY: Final = ("/torch/nn/", "/torch/functional.py", "/torch/_tensor.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmitOptions:
+    """What may be chosen.
+
+    Attributes:
+        float_dtype: the dtype of the export; stands for bfloat16 where a model asks for that.
+        attention: "decomposed" (products and a softmax; faster in tract on a CPU) or "sdpa" (tract's own operator).
+    """
+
+    float_dtype: torch.dtype = torch.float32
+    attention: Literal["decomposed", "sdpa"] = "decomposed"
+
+
+class Emit(Builder):
+    """Writes the nodes of one graph.
+
+    Args:
+        table: the emitters.
+        namer: gives names; input and output names are reserved in it.
+        symbols: symbol of the captured graph -> named symbol.
+        options: what may be chosen.
+    """
+
+    def __init__(
+        self, table: EmitterTable, namer: Namer, symbols: Mapping[sympy.Symbol, sympy.Expr], options: EmitOptions
+    ) -> None:
+        super().__init__(namer)
+        self.options = options
+        self.env: dict[fx.Node, Any] = {}
+        self.final_names: dict[fx.Node, str] = {}
+        self._table = table
+        self._symbols = dict(symbols)
+        self._node: fx.Node | None = None
+
+    # What emitters ask
+
+    @property
+    def node(self) -> fx.Node:
+        """The node that is being written."""
+        if self._node is None:
+            raise EmitError("no node is being written")
+        return self._node
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the node's result (of its first result)."""
+        return self.float_type(_first(self.node.meta["val"]).dtype)
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the node's result (of its first result)."""
+        return self.shape_of(_first(self.node.meta["val"]))
+
+    def shape_of(self, value: torch.Tensor) -> Shape:
+        """Shape of a fake tensor in named symbols."""
+        return tuple(length_of(length, self._symbols) for length in value.shape)
+
+    def float_type(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype that stands for `dtype` in the archive."""
+        return self.options.float_dtype if dtype is torch.bfloat16 else dtype
+
+    def block_format(self, value: object) -> str | None:
+        """Block format of a stored weight; None for any other value."""
+        return value.block if isinstance(value, Value) else None
+
+    def is_transposed(self, value: object) -> bool:
+        """Whether a block weight is stored with its last two axes swapped."""
+        return isinstance(value, Value) and value.transposed
+
+    def refuse(self, why: str) -> EmitError:
+        """An error that names the operator, where it comes from and why it cannot be written."""
+        return EmitError(f"{self.site}: {why}")
+
+    # Writing a graph
+
+    def run(self, nodes: Iterable[fx.Node]) -> None:
+        """Write calls, in order. Those that compute lengths write nothing."""
+        for node in nodes:
+            if node.op == "call_function" and node not in self.env:
+                self._write(node)
+
+    def _write(self, node: fx.Node) -> None:
+        result = node.meta.get("val")
+        if isinstance(result, torch.SymInt | torch.SymBool | torch.SymFloat | int | float | bool):
+            return
+        emitter = self._table.get(node.target)
+        if emitter is None:
+            raise EmitError(f"{node.target} in {module_of(node) or 'the model'} has no emitter")
+        outer = self._node, self.base, self.site
+        self._node, self.base = node, python_name(node)
+        self.site = f"{node.target} in {module_of(node) or 'the model'}"
+        start = len(self.body)
+        args, kwargs = self.operand(node.args), self.operand(node.kwargs)
+        self.env[node] = self._checked(emitter(self, *args, **kwargs), result)
+        if node in self.final_names:
+            self.env[node] = self._renamed(self.env[node], self.final_names[node], start)
+        self._node, self.base, self.site = outer
+
+    def write_outputs(self, outputs: Iterable[tuple[fx.Node, str]]) -> None:
+        """Give every output its name: those that are inputs, or have several names, are copied."""
+        for node, name in outputs:
+            if self.env[node].name.text != name:
+                self.copy(self.env[node], name)
+
+    def operand(self, arg: Any) -> Any:  # noqa: ANN401 - an argument of a node
+        """An argument of a node as emitters see it."""
+        if isinstance(arg, fx.Node):
+            if arg in self.env:
+                return self.env[arg]
+            return self._number(arg.meta["val"])
+        if isinstance(arg, torch.SymInt):
+            return self._number(arg)
+        if isinstance(arg, list | tuple):
+            return [self.operand(item) for item in arg]
+        if isinstance(arg, dict):
+            return {key: self.operand(value) for key, value in arg.items()}
+        if arg is torch.bfloat16:
+            return self.options.float_dtype
+        return arg
+
+    def _number(self, value: Any) -> Any:  # noqa: ANN401 - a plain or symbolic number
+        if isinstance(value, torch.SymInt):
+            return length_of(value, self._symbols)
+        if isinstance(value, bool | int | float):
+            return value
+        raise self.refuse(f"an argument is {value!r}, which depends on the values of a tensor")
+
+    def _checked(self, written: Any, expected: Any) -> Any:  # noqa: ANN401 - a value, or values
+        """Compare what an emitter gave with what torch said, and take torch's lengths."""
+        if isinstance(expected, list | tuple):
+            if not isinstance(written, list | tuple) or len(written) != len(expected):
+                raise self.refuse("its emitter gave another number of results than torch")
+            return [self._checked(value, fake) for value, fake in zip(written, expected, strict=True)]
+        if written is None or not isinstance(written, Value):
+            return written
+        shape, dtype = self.shape_of(expected), self.float_type(expected.dtype)
+        fits = len(shape) == written.rank and all(
+            same(a, b) or not (isinstance(a, int) and isinstance(b, int))
+            for a, b in zip(shape, written.shape, strict=True)
+        )
+        if not fits or written.dtype is not dtype:
+            raise self.refuse(f"its emitter gave {written.dtype} {written.shape} where torch has {dtype} {shape}")
+        return replace(written, shape=shape)
+
+    def _renamed(self, value: Value, name: str, start: int) -> Value:
+        """Give the result of a node a name that was reserved for it."""
+        if value.name.text == name:
+            return value
+        mine = any(value.name.text in assign.results for assign in self.body[start:])
+        if not mine or value.name.text in self.final_names.values():
+            return self.copy(value, name)
+        old = value.name.text
+        self.body[start:] = [_substituted(assign, old, name) for assign in self.body[start:]]
+        # Calls are looked up by their text: what mentions the old name must not be found again.
+        self._known = {key: values for key, values in self._known.items() if not _mentions(key, values, old)}
+        return replace(value, name=Name(name))
+
+    def copy(self, value: Value, name: str) -> Value:
+        """Write the same tensor under a reserved name."""
+        self.body.append(Assign((name,), "copy", (self._argument(value),), {}))
+        return replace(value, name=Name(name), block=None)
+
+
+def _first(value: Any) -> torch.Tensor:  # noqa: ANN401 - a tensor, or a list of them
+    return value[0] if isinstance(value, list | tuple) else value
+
+
+def _mentions(key: str, values: list[Value], name: str) -> bool:
+    return repr(Name(name)) in key or any(value.name.text == name for value in values)
+
+
+def _substituted(assign: Assign, old: str, new: str) -> Assign:
+    def swap(arg: Any) -> Any:  # noqa: ANN401 - an argument of the graph model
+        if isinstance(arg, Name):
+            return Name(new) if arg.text == old else arg
+        if isinstance(arg, list | tuple):
+            return type(arg)(swap(item) for item in arg)
+        return arg
+
+    results = tuple(new if result == old else result for result in assign.results)
+    kwargs = {key: swap(value) for key, value in assign.kwargs.items()}
+    return replace(assign, results=results, args=tuple(swap(arg) for arg in assign.args), kwargs=kwargs)
+
+
+def module_of(node: fx.Node) -> str:
+    """Name of the module that a node comes from, as the capture recorded it."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def source_line(node: fx.Node) -> str:
+    """`file:line: code` of the innermost line of a model, torch's own modules left out, that a node comes from."""
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    outside = [frame for frame in frames if not any(part in frame["file"] for part in _LIBRARY)]
+    frame = (outside or frames or [None])[-1]
+    return f"{frame['file']}:{frame['line']}: {frame['code'].strip()}" if frame else ""
+
+
+def python_name(node: fx.Node) -> str:
+    """A name for a value: the variable it is assigned to in the model, its module, or its operator."""
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    if frames and not any(part in frames[-1]["file"] for part in _LIBRARY):
+        target = _TARGET.match(frames[-1]["code"].strip())
+        if target is not None and target["name"] != "_":
+            return target["name"]
+    module = module_of(node).rpartition(".")[2]
+    return module if module.isidentifier() else re.sub(r"_\d+$", "", node.name)

@@ -1,0 +1,91 @@
+"""Products of matrices."""
+
+import torch
+
+from t2n_hf.ops.emit import Emit
+from t2n_hf.ops.table import EMITTERS
+from t2n_hf.ops.value import Operand, Value
+
+__all__: list[str] = []
+
+_aten = torch.ops.aten
+_emits = EMITTERS.emits
+
+
+def _product(emit: Emit, left: Value, right: Value, *, transpose_right: bool = False) -> Value:
+    """left @ right in the dtype of the node; tract multiplies floats only, so integers go through f32 (exact to 2**24)."""
+    dtype = emit.dtype
+    if dtype.is_floating_point:
+        return emit.matmul(emit.cast(left, dtype), emit.cast(right, dtype), transpose_right=transpose_right)
+    a, b = emit.cast(left, torch.float32), emit.cast(right, torch.float32)
+    return emit.cast(emit.matmul(a, b, transpose_right=transpose_right), dtype)
+
+
+@_emits(_aten.linear.default)
+def linear(emit: Emit, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    """x @ weight.T + bias."""
+    if x.rank == 1:
+        product = emit.squeeze(_product(emit, emit.unsqueeze(x, [0]), weight, transpose_right=True), [0])
+    else:
+        product = _product(emit, x, weight, transpose_right=True)
+    return product if bias is None else emit.binary("add", product, bias, emit.dtype)
+
+
+@_emits(_aten.matmul.default, _aten.mm.default, _aten.bmm.default)
+def matmul(emit: Emit, left: Value, right: Value) -> Value:
+    """left @ right; a vector on the left is a row, on the right a column."""
+    row, column = left.rank == 1, right.rank == 1
+    a = emit.unsqueeze(left, [0]) if row else left
+    b = emit.unsqueeze(right, [1]) if column else right
+    product = _product(emit, a, b)
+    axes = [product.rank - 2] * row + [product.rank - 1] * column
+    return emit.squeeze(product, axes)
+
+
+@_emits(_aten.mv.default, _aten.dot.default)
+def vector_product(emit: Emit, left: Value, right: Value) -> Value:
+    """A matrix or a vector times a vector."""
+    return matmul(emit, left, right)
+
+
+def _with_sum(emit: Emit, start: Value, product: Value, beta: Operand, alpha: Operand) -> Value:
+    scaled = product if alpha == 1 else emit.binary("mul", product, alpha, emit.dtype)
+    if beta == 0:
+        return scaled
+    added: Value = start if beta == 1 else emit.binary("mul", start, beta, emit.dtype)
+    return emit.binary("add", scaled, added, emit.dtype)
+
+
+@_emits(_aten.addmm.default, _aten.baddbmm.default)
+def addmm(emit: Emit, start: Value, left: Value, right: Value, beta: Operand = 1, alpha: Operand = 1) -> Value:
+    """beta * start + alpha * (left @ right)."""
+    return _with_sum(emit, start, _product(emit, left, right), beta, alpha)
+
+
+@_emits(_aten.addmv.default)
+def addmv(emit: Emit, start: Value, left: Value, right: Value, beta: Operand = 1, alpha: Operand = 1) -> Value:
+    """beta * start + alpha * (left @ vector)."""
+    return _with_sum(emit, start, matmul(emit, left, right), beta, alpha)
+
+
+@_emits(_aten.outer.default, _aten.ger.default)
+def outer(emit: Emit, left: Value, right: Value) -> Value:
+    """Each element of one vector times each of another."""
+    return emit.binary("mul", emit.unsqueeze(left, [1]), emit.unsqueeze(right, [0]), emit.dtype)
+
+
+@_emits(_aten.einsum.default)
+def einsum(emit: Emit, equation: str, operands: list[Value], **_: object) -> Value:
+    """A sum of products over named axes."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    if "." in equation:
+        raise emit.refuse(f"einsum {equation!r} with an ellipsis")
+    if not arrow:
+        letters = sorted(set(inputs) - {","})
+        output = "".join(letter for letter in letters if inputs.count(letter) == 1)
+    dtype = emit.dtype if emit.dtype.is_floating_point else torch.float32
+    values = [emit.cast(x, dtype) for x in operands]
+    accumulator = "f64" if dtype is torch.float64 else "f32"
+    expression = f"{inputs}->{output}"
+    result = emit.call("tract_core_einsum", values, out=(emit.shape, dtype), expr=expression, acc=accumulator, output="")
+    return emit.cast(result, emit.dtype)

@@ -1,0 +1,198 @@
+"""Sums, means, extremes and orders along axes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from t2n_hf.ops.dims import product
+from t2n_hf.ops.emit import Emit
+from t2n_hf.ops.shape import axis_of
+from t2n_hf.ops.table import EMITTERS
+from t2n_hf.ops.value import Number, Operand, Value
+
+__all__: list[str] = []
+
+_aten = torch.ops.aten
+_emits = EMITTERS.emits
+
+
+def _axes(x: Value, dim: int | Sequence[int] | None) -> list[int]:
+    if dim is None or (not isinstance(dim, int) and not dim):
+        return list(range(x.rank))
+    return [axis_of(axis, x.rank) for axis in ([dim] if isinstance(dim, int) else dim)]
+
+
+@_emits(_aten.sum.default, _aten.sum.dim_IntList)
+def sum_(
+    emit: Emit, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False, **_: Any
+) -> Value:
+    """Sum over axes."""
+    return emit.reduce("sum_reduce", emit.cast(x, emit.dtype), _axes(x, dim), keepdim=keepdim)
+
+
+@_emits(_aten.mean.default, _aten.mean.dim)
+def mean(
+    emit: Emit, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False, **_: Any
+) -> Value:
+    """Mean over axes."""
+    return emit.reduce("mean_reduce", emit.cast(x, emit.dtype), _axes(x, dim), keepdim=keepdim)
+
+
+@_emits(_aten.prod.default, _aten.prod.dim_int)
+def prod(emit: Emit, x: Value, dim: int | None = None, keepdim: bool = False, **_: Any) -> Value:
+    """Product over axes."""
+    return emit.reduce("tract_core_product_reduce", emit.cast(x, emit.dtype), _axes(x, dim), keepdim=keepdim)
+
+
+def _extreme(emit: Emit, op: str, x: Value, axes: list[int], keepdim: bool) -> Value:
+    if x.dtype is torch.bool:
+        return emit.cast(emit.reduce(op, emit.cast(x, torch.int64), axes, keepdim=keepdim), torch.bool)
+    return emit.reduce(op, x, axes, keepdim=keepdim)
+
+
+@_emits(_aten.amax.default, _aten.max.default)
+def amax(emit: Emit, x: Value, dim: int | Sequence[int] = (), keepdim: bool = False) -> Value:
+    """Greatest element over axes."""
+    return _extreme(emit, "max_reduce", x, _axes(x, dim), keepdim)
+
+
+@_emits(_aten.amin.default, _aten.min.default)
+def amin(emit: Emit, x: Value, dim: int | Sequence[int] = (), keepdim: bool = False) -> Value:
+    """Smallest element over axes."""
+    return _extreme(emit, "min_reduce", x, _axes(x, dim), keepdim)
+
+
+@_emits(_aten.max.dim)
+def max_dim(emit: Emit, x: Value, dim: int, keepdim: bool = False) -> list[Value]:
+    """Greatest element along an axis, and its first place."""
+    return [amax(emit, x, dim, keepdim), _place(emit, "argmax_reduce", x, dim, keepdim)]
+
+
+@_emits(_aten.min.dim)
+def min_dim(emit: Emit, x: Value, dim: int, keepdim: bool = False) -> list[Value]:
+    """Smallest element along an axis, and its first place."""
+    return [amin(emit, x, dim, keepdim), _place(emit, "argmin_reduce", x, dim, keepdim)]
+
+
+def _place(emit: Emit, op: str, x: Value, dim: int, keepdim: bool) -> Value:
+    x = emit.cast(x, torch.int64) if x.dtype is torch.bool else x
+    return emit.reduce(op, x, _axes(x, dim), keepdim=keepdim, dtype=torch.int64)
+
+
+@_emits(_aten.argmax.default)
+def argmax(emit: Emit, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    """First place of the greatest element, along an axis or in the flattened tensor."""
+    return _argument(emit, "argmax_reduce", x, dim, keepdim)
+
+
+@_emits(_aten.argmin.default)
+def argmin(emit: Emit, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    """First place of the smallest element, along an axis or in the flattened tensor."""
+    return _argument(emit, "argmin_reduce", x, dim, keepdim)
+
+
+def _argument(emit: Emit, op: str, x: Value, dim: int | None, keepdim: bool) -> Value:
+    if dim is not None:
+        return _place(emit, op, x, dim, keepdim)
+    place = _place(emit, op, emit.reshape(x, (product(x.shape),)), 0, False)
+    return emit.reshape(place, emit.shape)
+
+
+@_emits(_aten.any.default, _aten.any.dim, _aten.any.dims)
+def any_(emit: Emit, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Value:
+    """Whether any element is not zero."""
+    return emit.reduce("any_reduce", emit.cast(x, torch.bool), _axes(x, dim), keepdim=keepdim)
+
+
+@_emits(_aten.all.default, _aten.all.dim, _aten.all.dims)
+def all_(emit: Emit, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Value:
+    """Whether no element is zero."""
+    return emit.reduce("all_reduce", emit.cast(x, torch.bool), _axes(x, dim), keepdim=keepdim)
+
+
+@_emits(_aten.var.correction, _aten.var.dim, _aten.var.default)
+def var(emit: Emit, x: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False, **options: Any) -> Value:  # noqa: ANN401
+    """Variance over axes, with a correction of the count."""
+    return _variance(emit, x, dim, _correction(unbiased, options), keepdim)
+
+
+@_emits(_aten.std.correction, _aten.std.dim, _aten.std.default)
+def std(emit: Emit, x: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False, **options: Any) -> Value:  # noqa: ANN401
+    """Standard deviation over axes, with a correction of the count."""
+    return emit.unary("sqrt", _variance(emit, x, dim, _correction(unbiased, options), keepdim))
+
+
+def _correction(unbiased: Any, options: dict[str, Any]) -> float:  # noqa: ANN401 - None, a flag
+    if "correction" in options:
+        return 1 if options["correction"] is None else options["correction"]
+    return 0 if unbiased is False else 1
+
+
+def _variance(emit: Emit, x: Value, dim: Any, correction: float, keepdim: bool) -> Value:  # noqa: ANN401
+    if isinstance(dim, bool):  # the overloads without axes have the flag in this place
+        dim, correction = None, float(dim)
+    axes = _axes(x, dim)
+    centred = emit.binary("sub", x, emit.reduce("mean_reduce", x, axes, keepdim=True), x.dtype)
+    square = emit.binary("mul", centred, centred, x.dtype)
+    if correction == 0:
+        return emit.reduce("mean_reduce", square, axes, keepdim=keepdim)
+    total = emit.reduce("sum_reduce", square, axes, keepdim=keepdim)
+    count = product(x.shape[axis] for axis in axes)
+    whole = count - int(correction) if float(correction).is_integer() else None
+    if whole is None:
+        raise emit.refuse(f"a variance with the correction {correction}")
+    return emit.binary("div", total, whole, x.dtype)
+
+
+@_emits(_aten.logsumexp.default)
+def logsumexp(emit: Emit, x: Value, dim: Sequence[int], keepdim: bool = False) -> Value:
+    """Logarithm of the sum of exponentials."""
+    axes = _axes(x, dim)
+    x = emit.cast(x, emit.dtype)
+    top = emit.reduce("max_reduce", x, axes, keepdim=True)
+    total = emit.reduce("sum_reduce", emit.unary("exp", emit.binary("sub", x, top, x.dtype)), axes, keepdim=True)
+    result = emit.binary("add", emit.unary("log", total), top, x.dtype)
+    return result if keepdim else emit.squeeze(result, axes)
+
+
+@_emits(_aten.cumsum.default)
+def cumsum(emit: Emit, x: Value, dim: int, **_: Any) -> Value:
+    """Sum of an axis up to each place."""
+    x = emit.cast(x, emit.dtype)
+    if x.rank == 0:
+        return x
+    return emit.unary("tract_core_cumsum", x, axis=axis_of(dim, x.rank), exclusive=False, reverse=False)
+
+
+@_emits(_aten.topk.default)
+def topk(emit: Emit, x: Value, k: Number, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Value]:  # noqa: A002
+    """The k greatest (or smallest) elements of an axis, in order, and their places."""
+    return _top(emit, x, k, axis_of(dim, x.rank), largest)
+
+
+def _top(emit: Emit, x: Value, k: Operand, axis: int, largest: bool) -> list[Value]:
+    if not isinstance(k, int):
+        raise emit.refuse(f"tract orders a fixed number of elements, and {k} is symbolic")
+    shape = [*x.shape[:axis], k, *x.shape[axis + 1 :]]
+    outs = [(shape, x.dtype), (shape, torch.int64)]
+    return emit.call_many("tract_core_topk", x, outs=outs, k=k, axis=axis, largest=largest)
+
+
+@_emits(_aten.sort.default)
+def sort(emit: Emit, x: Value, dim: int = -1, descending: bool = False) -> list[Value]:
+    """An axis in order, and the places its elements had."""
+    axis = axis_of(dim, x.rank)
+    return _top(emit, x, x.shape[axis], axis, descending)
+
+
+@_emits(_aten.sort.stable)
+def sort_stable(emit: Emit, x: Value, stable: bool | None = None, dim: int = -1, descending: bool = False) -> list[Value]:
+    """An axis in order, and the places its elements had."""
+    return sort(emit, x, dim, descending)
+
+
+@_emits(_aten.argsort.default)
+def argsort(emit: Emit, x: Value, dim: int = -1, descending: bool = False) -> Value:
+    """The places of an axis's elements in order."""
+    return sort(emit, x, dim, descending)[1]
