@@ -50,6 +50,12 @@ TASKS: Final = {
             endings=("ForSequenceClassification",),
             output="logits",
         ),
+        Task(
+            name="token-classification",
+            auto="AutoModelForTokenClassification",
+            endings=("ForTokenClassification",),
+            output="logits",
+        ),
         # The last one: "LMHeadModel" ends in "Model" too.
         Task(name="feature-extraction", auto="AutoModel", endings=("Model",), output="last_hidden_state"),
     )
@@ -214,7 +220,8 @@ def _causal(model: PreTrainedModel, dtype: torch.dtype, *, all_logits: bool, max
         raise ConfigError(f"{type(model).__name__} takes no key/value cache, which text-generation needs")
     shapes = cache_shapes(model.config)
     caches = [torch.zeros(side(_PAST), dtype=dtype) for shape in shapes for side in (shape.key, shape.value)]
-    limit = {} if max_context is None else {"max": max_context}
+    # A Dim cannot say S + P <= N. Models that cut a table at S + P want each of them to leave room for the other.
+    limit = {} if max_context is None else {"max": max(_NEW + _PAST, max_context - 2)}
     new, past = torch.export.Dim("S", min=1, **limit), torch.export.Dim("P", min=0, **limit)
     sides = [f"{side}_{i}" for i in range(len(shapes)) for side in ("key", "value")]
     bound = () if max_context is None else (f"S+P < {max_context + 1}",)

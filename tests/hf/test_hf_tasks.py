@@ -35,11 +35,24 @@ CAUSAL = {
     "gemma3": ("Gemma3", {**BASE, "num_hidden_layers": 6, "sliding_window": 8, "head_dim": 16}),
     "gpt2": ("GPT2", GPT),
     "gpt-neox": ("GPTNeoX", ENCODER),
+    "gpt-neo": (
+        "GPTNeo",
+        {
+            "vocab_size": 64,
+            "hidden_size": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 8,
+            "max_position_embeddings": 64,
+        },
+    ),
     "phi3": ("Phi3", {**BASE, "original_max_position_embeddings": 32, "rope_parameters": LONGROPE}),
     "dynamic-rope": ("Llama", {**BASE, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
 }
 ENCODERS = {
     "bert": ("BertForMaskedLM", "BertConfig", ENCODER),
+    "tagger": ("BertForTokenClassification", "BertConfig", ENCODER),
     "classifier": ("BertForSequenceClassification", "BertConfig", ENCODER),
     "roberta": ("RobertaModel", "RobertaConfig", {**ENCODER, "pad_token_id": 1, "type_vocab_size": 1}),
     "distilbert": (
