@@ -1,10 +1,12 @@
 """Archives, written and read in all three forms, with tarfile and gzip as independent truth."""
 
+import contextlib
 import getpass
 import gzip
 import hashlib
 import io
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -50,7 +52,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, form: str, level: int):
     reader.extract(tmp_path / "out")
     for label, values in WEIGHTS.items():
         assert np.array_equal(read_dat(tmp_path / "out" / f"{label}.dat"), values)
-    assert os.listdir(tmp_path) and not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
 @pytest.mark.parametrize(("form", "level"), [("tgz", 0), ("tgz", 6), ("tar", 0)])
@@ -128,13 +130,17 @@ def test_the_writer_reports_sha256_and_size_of_its_files(tmp_path: Path, form: s
     assert files == expected
 
 
+def interrupt(writer: ArchiveWriter) -> None:
+    writer.add_text("graph.nnef", "new")
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_an_interrupted_writer_leaves_the_older_archive_and_nothing_else(tmp_path: Path, form: str):
     write(tmp_path / "m", form)
     before = ArchiveReader(tmp_path / "m").read("model.w.dat")
     with pytest.raises(KeyboardInterrupt), ArchiveWriter(tmp_path / "m", form) as writer:
-        writer.add_text("graph.nnef", "new")
-        raise KeyboardInterrupt
+        interrupt(writer)
     assert os.listdir(tmp_path) == ["m"]
     assert ArchiveReader(tmp_path / "m").read("model.w.dat") == before
 
@@ -171,15 +177,15 @@ def test_a_member_that_failed_cannot_be_forgotten(tmp_path: Path):
     with (
         pytest.raises(ArchiveError, match=r"'w\.dat' was not written to its end"),
         ArchiveWriter(tmp_path / "m") as writer,
+        contextlib.suppress(FormatError),
     ):
-        with pytest.raises(FormatError):
-            writer.add_dat("w", dense_payload((2,), "f32", lambda: [b"short"]))
+        writer.add_dat("w", dense_payload((2,), "f32", lambda: [b"short"]))
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("given", [3, 5], ids=["short", "long"])
 def test_a_member_of_another_size_than_announced_is_refused(tmp_path: Path, given: int):
-    with pytest.raises(FormatError, match="'x' gave .* 4 were announced"), ArchiveWriter(tmp_path / "m") as writer:
+    with pytest.raises(FormatError, match=r"'x' gave .* 4 were announced"), ArchiveWriter(tmp_path / "m") as writer:
         writer.add("x", 4, [bytes(given)])
 
 
@@ -225,7 +231,7 @@ def test_two_writers_of_one_target_are_told_apart(tmp_path: Path):
 def test_a_member_that_is_not_there_is_an_error(tmp_path: Path, name: str):
     with ArchiveWriter(tmp_path / "m") as writer:
         writer.add_text("x", "1")
-    with pytest.raises(ArchiveError, match=f"holds no '{name}'"):
+    with pytest.raises(ArchiveError, match=f"holds no {re.escape(repr(name))}"):
         ArchiveReader(tmp_path / "m").read(name)
 
 

@@ -115,7 +115,7 @@ def test_bf16_is_refused_because_nnef_has_none():
 
 @pytest.mark.parametrize("given", [7, 9], ids=["short", "long"])
 def test_chunks_that_do_not_add_up_are_refused_and_leave_nothing(tmp_path: Path, given: int):
-    with pytest.raises(FormatError, match="'w' gave .* its header says 8"):
+    with pytest.raises(FormatError, match=r"'w' gave .* its header says 8"):
         write_dat(tmp_path / "w.dat", dense_payload((2,), "f32", lambda: [bytes(given)]))
     assert list(tmp_path.iterdir()) == []
 
@@ -141,7 +141,7 @@ def test_the_largest_payload_below_four_gib_has_a_header():
 
 
 def test_rank_nine_is_refused_by_name(tmp_path: Path):
-    with pytest.raises(FormatError, match="'w' has rank 9; .* at most 8"):
+    with pytest.raises(FormatError, match=r"'w' has rank 9; .* at most 8"):
         write_dat(tmp_path / "w.dat", array_payload(np.ones((1,) * 9, np.float32)))
 
 

@@ -1,0 +1,148 @@
+"""The private spill file."""
+
+import copy
+import errno
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from t2n_hf.errors import FormatError, StorageError
+from t2n_hf.store import spill as spill_module
+from t2n_hf.store.spill import Spill
+
+
+@pytest.fixture
+def spill(tmp_path: Path):
+    with Spill(tmp_path / "made" / "on demand") as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.randn(5, 7), torch.randn(5, 7).T, torch.ones(3).bfloat16(), torch.tensor(True), torch.empty(0, 3)],
+    ids=["plain", "turned", "bf16", "scalar", "empty"],
+)
+def test_a_tensor_comes_back_in_fresh_aligned_memory(spill: Spill, value: torch.Tensor):
+    kept = spill.put(value)
+    back = kept.read()
+    assert back.dtype == value.dtype
+    assert torch.equal(back, value)
+    assert back.data_ptr() % 64 == 0
+    assert kept.nbytes == value.nbytes
+    back.view(torch.uint8).zero_() if back.ndim else None
+    assert torch.equal(kept.read(), value)
+
+
+def test_a_state_comes_back_part_by_part(spill: Spill):
+    state = {
+        "tag": "a.b.v1",
+        "tensors": {"q": torch.arange(7, dtype=torch.uint8), "d": torch.randn(3)},
+        "meta": {"k": [1]},
+    }
+    kept = spill.put(state)
+    back = kept.read()
+    assert (back["tag"], back["meta"]) == ("a.b.v1", {"k": [1]})
+    assert all(torch.equal(back["tensors"][name], tensor) for name, tensor in state["tensors"].items())
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in back["tensors"].values())
+    assert kept.nbytes == 7 + 12
+
+
+def test_nothing_is_visible_in_the_folder(spill: Spill, tmp_path: Path):
+    spill.put(torch.ones(1000))
+    assert os.listdir(tmp_path / "made" / "on demand") == []
+
+
+def test_space_is_used_again_when_ranges_end(spill: Spill):
+    kept = [spill.put(torch.full((1000,), float(i))) for i in range(4)]
+    size = spill.nbytes
+    del kept[1]
+    gc.collect()
+    kept.append(spill.put(torch.full((500,), 8.0)))
+    kept.append(spill.put(torch.full((480,), 9.0)))
+    assert spill.nbytes == size
+    values = [0.0, 2.0, 3.0, 8.0, 9.0]
+    assert [range_.read()[-1].item() for range_ in kept] == values
+    kept.clear()
+    gc.collect()
+    spill.put(torch.ones(4000))
+    assert spill.nbytes <= size
+
+
+def test_many_values_of_changing_sizes_stay_whole(spill: Spill):
+    generator = torch.Generator().manual_seed(0)
+    kept: dict[int, tuple] = {}
+    for number in range(300):
+        size = int(torch.randint(1, 2000, (1,), generator=generator))
+        value = torch.randint(0, 255, (size,), dtype=torch.uint8, generator=generator)
+        kept[number % 17] = (spill.put(value), value)
+        assert all(torch.equal(stored.read(), truth) for stored, truth in list(kept.values())[:3])
+    assert all(torch.equal(stored.read(), truth) for stored, truth in kept.values())
+    assert spill.nbytes < 17 * 2000 * 4
+
+
+def test_threads_use_one_spill(spill: Spill):
+    errors = []
+
+    def work(number: int) -> None:
+        for step in range(50):
+            value = torch.full((number * 100 + 1,), float(number * 1000 + step))
+            if not torch.equal(spill.put(value).read(), value):
+                errors.append((number, step))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_a_closed_spill_is_an_error(spill: Spill):
+    kept = spill.put(torch.ones(2))
+    spill.close()
+    with pytest.raises(StorageError, match="was closed"):
+        kept.read()
+    with pytest.raises(StorageError, match="was closed"):
+        spill.put(torch.ones(2))
+
+
+def test_copies_share_the_spill(spill: Spill):
+    assert copy.deepcopy(spill) is spill
+
+
+def test_a_subclass_is_refused_and_its_space_comes_back(spill: Spill):
+    with pytest.raises(FormatError, match="expected a plain"):
+        spill.put(torch.ones(1000, device="meta"))
+    spill.put(torch.ones(10))
+    assert spill.nbytes < 4000
+
+
+def test_a_full_disk_says_where_and_what_next(spill: Spill, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(spill_module.os, "pwrite", full)
+    with pytest.raises(
+        StorageError, match=r"cannot spill 400 bytes in .*No space left .*another spill folder"
+    ) as caught:
+        spill.put(torch.ones(100))
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot make a spill file"):
+        Spill(tmp_path / "file" / "x")
+
+
+def test_a_process_that_just_ends_leaves_nothing(tmp_path: Path):
+    code = "import os, sys, torch; from t2n_hf.store.spill import Spill; s = Spill(sys.argv[1]); "
+    code += "k = s.put(torch.ones(10)); assert k.read()[0] == 1; os._exit(0)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    assert os.listdir(tmp_path) == []
