@@ -208,7 +208,7 @@ def _row(kind: str, value: Mapping[str, Any]) -> str:
 
 def _files(manifest: ExportManifest) -> str:
     size = sum(entry.size for entry in manifest.files.values())
-    text = f"## Files\n\n{len(manifest.files)} files, {size / 1e6:.1f} MB; `{MANIFEST_NAME}` lists them with size and sha256."
+    text = f"## Files\n\n{len(manifest.files)} files, {size / 1e6:.1f} MB; `{MANIFEST_NAME}` has the sha256 of each."
     if manifest.dense:
         text += f" {len(manifest.dense)} weights that could have been quantized are not; `{MANIFEST_NAME}` says why."
     return text

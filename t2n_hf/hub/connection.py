@@ -57,7 +57,7 @@ class Connection:
     api: HfApi = field(repr=False)
 
     @classmethod
-    def open(cls, token: str | None, *, required: bool) -> "Connection":
+    def open(cls, token: str | None, *, required: bool, endpoint: str = constants.ENDPOINT) -> "Connection":
         """Take `token`, or else the one that the user is logged in with. Sends nothing.
 
         Warns when the endpoint is plain HTTP to another machine. Raises ConfigError for a token that cannot be one, and
@@ -68,8 +68,8 @@ class Connection:
             raise ConfigError("the Hub token is empty, or has spaces, line breaks or characters that no token has")
         if token is None and required:
             raise ConfigError(f"there is no Hub token: {_LOGIN}")
-        _warn_of_plain_http(constants.ENDPOINT, token)
-        return cls(token, HfApi(token=token if token is not None else False, library_name="t2n_hf"))
+        _warn_of_plain_http(endpoint, token)
+        return cls(token, HfApi(endpoint, token=token if token is not None else False, library_name="t2n_hf"))
 
     @property
     def endpoint(self) -> str:
