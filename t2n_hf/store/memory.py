@@ -7,6 +7,7 @@ from typing import Final
 import torch
 
 from t2n_hf.errors import FormatError
+from t2n_hf.store.recycled import recycled_buffer
 
 __all__ = ["ALIGNMENT", "aligned_buffer", "bytes_of", "read_at", "tensor_chunks"]
 
@@ -15,7 +16,13 @@ _CHUNK_NBYTES: Final = 64 << 20
 
 
 def aligned_buffer(nbytes: int) -> torch.Tensor:
-    """Allocate `nbytes` bytes (uint8, 1-D, CPU, not initialised) that start at a multiple of 64."""
+    """Allocate `nbytes` bytes (uint8, 1-D, CPU, not initialised) that start at a multiple of 64.
+
+    Large ones are mapped, and unmapped or used again once no tensor refers to them: see `store/recycled.py`.
+    """
+    recycled = recycled_buffer(nbytes)
+    if recycled is not None:
+        return recycled
     buffer = torch.empty(nbytes, dtype=torch.uint8)
     if buffer.data_ptr() % ALIGNMENT == 0:
         return buffer

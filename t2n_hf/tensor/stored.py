@@ -17,7 +17,8 @@ import torch
 from t2n_hf.contract import SupportsOffloadState
 from t2n_hf.dtypes import dtype_named
 from t2n_hf.errors import FormatError, InPlaceError, StorageError, UnsupportedOpError
-from t2n_hf.store.checkpoint import ByteRange, aligned_buffer
+from t2n_hf.store.checkpoint import ByteRange
+from t2n_hf.store.memory import aligned_buffer
 from t2n_hf.store.spill import Spill, SpillRange
 from t2n_hf.tensor.opaque import OpaqueTensor
 
@@ -167,7 +168,7 @@ def spilled(value: torch.Tensor, folder: str | Path | None, name: str) -> SpillC
     """
     spill = shared_spill(folder)
     if not isinstance(value, OpaqueTensor):
-        return SpillContent(spill.put(value.detach()), None)
+        return SpillContent(spill.put(value.detach().as_subclass(torch.Tensor)), None)
     if not isinstance(value, SupportsOffloadState):
         raise UnsupportedOpError(
             f"{name}: a {type(value).__name__} has no offload state and cannot be offloaded; "
@@ -243,6 +244,8 @@ class StoredSource:
                 value = content.read(device)
             except StorageError as error:
                 raise self._named(error) from error
+            if content.kind is None and value.device == device and value.dtype != self.dtype:
+                return aligned_buffer(self.nbytes).view(self.dtype).view(self.shape).copy_(value)
             loaded = value.to(device=device, dtype=self.dtype)
             return loaded.clone() if isinstance(content, MemoryContent) and loaded is value else loaded
 
