@@ -8,7 +8,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "t2n_hf"
 
 LAYERS = [
-    {"errors", "dtypes", "atomic"},
+    {"errors"},
+    {"dtypes", "atomic"},
     {"nnef", "store", "residency"},
     {"contract"},
     {"registry"},

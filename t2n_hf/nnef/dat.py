@@ -97,7 +97,7 @@ class DatHeader:
         if self.vendor == 0 and item in _DENSE_BY_ITEM:
             return _DENSE_BY_ITEM[item]
         raise FormatError(
-            f"unknown item: type {self.item_type:#x}, {self.bits} bits, vendor {self.vendor:#x}; "
+            f"unknown item of a .dat file: type {self.item_type:#x}, {self.bits} bits, vendor {self.vendor:#x}; "
             f"known are {', '.join(sorted([*_DENSE_BY_ITEM.values(), *BLOCK_FORMATS]))}"
         )
 

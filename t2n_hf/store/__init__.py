@@ -1,1 +1,5 @@
-"""store."""
+"""Tensors on disk, without pickle: byte ranges of checkpoints, offload states, a private spill, the manifest.
+
+`checkpoint` reads the user's safetensors files where they are and never writes to them (`header` checks them), `state`
+keeps what a quantized class gives of itself, `spill` what leaves memory for a while, `manifest` what an export holds.
+"""
