@@ -203,7 +203,7 @@ class Placing:
             )
         content = StoredParts(name, form, ranges, self.kinds[form.tag])
         source = StoredSource(content, wanted.shape, wanted.dtype, name, spill_folder=spill_dir)
-        return OffloadedTensor._from_source(source, device)
+        return OffloadedTensor.from_source(source, device)
 
     # ---- when everything has arrived ------------------------------------------------------------------------------
 

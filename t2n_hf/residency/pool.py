@@ -15,7 +15,7 @@ from t2n_hf.residency.lease import TensorResidencyLease
 from t2n_hf.residency.policy import ResidencyStrategy, policy_of
 from t2n_hf.residency.prefetch import TensorPrefetch
 from t2n_hf.residency.scope import ActiveScope, entered
-from t2n_hf.residency.source import Device, Source, device_of, source_of
+from t2n_hf.residency.source import Device, Source, device_of, source_of, version_of
 from t2n_hf.residency.table import ResidentTable
 
 __all__ = ["TensorResidencyPool"]
@@ -242,6 +242,9 @@ class TensorResidencyPool:
             if pin:
                 self._table.pins.add(key)
             entry = self._table.current(key, source)
+            handed = None if pin or entry is not None else self._table.handed(key, version_of(source))
+            if handed is not None:
+                return TensorPrefetch(self, source, device, handed)
             if entry is None:
                 entry = self._table.enter(key, source, device)
                 if entry.state is LoadState.QUEUED:

@@ -6,7 +6,7 @@ from typing import final
 import torch
 
 from t2n_hf.residency.serving import ServingPool
-from t2n_hf.residency.source import Source
+from t2n_hf.residency.source import Source, version_of
 
 __all__ = ["TensorPrefetch"]
 
@@ -32,6 +32,7 @@ class TensorPrefetch:
         self.device = device
         self._future = future
         self._value = value
+        self._version = version_of(source)
 
     def done(self) -> bool:
         """Return whether the prefetch has finished (a failed one has)."""
@@ -42,8 +43,7 @@ class TensorPrefetch:
 
         Raises what loading raised (StorageError); the pool has forgotten the failure, so a later access reads again.
         """
-        if self._future is not None:
-            return self._future.result()
-        if self._value is None:
-            self._value = self.pool.resolve(self.source, self.device)
-        return self._value
+        value = self._value if self._future is None else self._future.result()
+        if value is None or version_of(self.source) != self._version:  # written since
+            return self.pool.resolve(self.source, self.device)
+        return value

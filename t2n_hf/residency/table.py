@@ -60,13 +60,20 @@ class ResidentTable:
                 if entry.state is LoadState.QUEUED:
                     self._begin_load(entry)
                     break
-                self.changed.wait_for(lambda entry=entry: entry.state is not LoadState.LOADING)  # type: ignore[misc]
+                self._wait_for_load(entry)
                 if entry.state is LoadState.READY:
                     self._check_unwritten(entry)
                     return entry
                 entry.waiting -= 1
         self.load(entry)
         return entry
+
+    def _wait_for_load(self, entry: Entry) -> None:
+        try:
+            self.changed.wait_for(lambda: entry.state is not LoadState.LOADING)
+        except BaseException:  # an interrupt must not leave a claim behind
+            entry.waiting -= 1
+            raise
 
     def _check_unwritten(self, entry: Entry) -> None:
         """Raise InPlaceError, and forget the value, when it was modified without a lease to do so. Lock held."""
@@ -101,14 +108,19 @@ class ResidentTable:
         self.drop(entry)
         return None
 
+    def handed(self, key: Hashable, version: int) -> "Future[torch.Tensor] | None":
+        """Give the load of a value that left the table and that a living handle has; None without one. Lock held."""
+        found = self._handed.get((key, version))
+        return found if found is not None and found.done() and found.exception() is None else None
+
     def enter(self, key: Hashable, source: Source, device: torch.device) -> Entry:
         """Put a key into the table: READY if a living handle has its value, else QUEUED. Lock held."""
         version = version_of(source)
         entry = Entry(
             key=key, source=source, device=device, nbytes=source.nbytes, version=version, state=LoadState.QUEUED
         )
-        handed = self._handed.get((key, version))
-        if handed is not None and handed.done() and handed.exception() is None:
+        handed = self.handed(key, version)
+        if handed is not None:
             entry.loaded, entry.value, entry.state = handed, handed.result(), LoadState.READY
             entry.stamp = _stamp_of(entry.value)
             self.nbytes += entry.nbytes
@@ -128,6 +140,7 @@ class ResidentTable:
             self._begin_load(entry)
         try:
             self.load(entry, ahead=True)
+            self.shrink()
         except Exception:  # noqa: BLE001 - the handle gives it to whoever waits; a later access meets its own
             return
 
@@ -161,7 +174,6 @@ class ResidentTable:
             if entry.detached:
                 self._free(entry)
             self.changed.notify_all()
-        self.shrink()
 
     def _is_oversized(self, nbytes: int) -> bool:
         return self.max_bytes is not None and nbytes > self.max_bytes

@@ -73,13 +73,14 @@ class OffloadedTensor(OpaqueTensor):
             )
         else:
             source = StoredSource.spilling(elem, storage_id or name, offload_dir)
-            result = cls._from_source(source, elem.device if device is None else device, name)
+            result = cls.from_source(source, elem.device if device is None else device, name)
         if device is None or requires_grad:
             return cls._as_parameter(result, requires_grad)
         return result
 
     @classmethod
-    def _from_source(cls, source: StoredSource, device: Any, name: str | None = None) -> Self:
+    def from_source(cls, source: StoredSource, device: Any = "cpu", name: str | None = None) -> Self:
+        """Make a tensor whose values `source` loads, on `device`; `name` is that of the source unless it is given."""
         device = torch.device(device)
         result = cls._shell(source.shape, source.dtype, device, source.name if name is None else name)
         result._source, result._target = source, device
@@ -97,8 +98,8 @@ class OffloadedTensor(OpaqueTensor):
         UnsupportedOpError for an opaque class without an offload state, StorageError when the disk is full.
         """
         if isinstance(tensor, cls):
-            return cls._from_source(tensor._source.fork(), tensor._target, name)
-        return cls._from_source(StoredSource.spilling(tensor, name, offload_dir), tensor.device)
+            return cls.from_source(tensor._source.fork(), tensor._target, name)
+        return cls.from_source(StoredSource.spilling(tensor, name, offload_dir), tensor.device)
 
     @classmethod
     def from_byte_range(
@@ -121,7 +122,7 @@ class OffloadedTensor(OpaqueTensor):
             raise ConfigError(f"{name}: the shape of {len(ranges)} byte ranges has to be given")
         content = RangeContent(ranges, ranges[0].shape if shape is None else shape)
         source = StoredSource(content, content.shape, dtype or content.dtype, name, spill_folder=spill_dir)
-        return cls._from_source(source, device)
+        return cls.from_source(source, device)
 
     @classmethod
     def from_state(
@@ -142,14 +143,14 @@ class OffloadedTensor(OpaqueTensor):
         value = value if dtype is None else value.to(dtype)
         if compute is not None and hasattr(value, "with_compute"):
             value = value.with_compute(compute)
-        return cls._from_source(StoredSource.spilling(value, name, spill_dir), device)
+        return cls.from_source(StoredSource.spilling(value, name, spill_dir), device)
 
     @classmethod
     def over(cls, tensor: torch.Tensor, dtype: torch.dtype, name: str) -> Self:
         """Show `tensor`, which stays in memory, as a tensor of `dtype`; it is cast anew for each use."""
         if isinstance(tensor, cls):
-            return cls._from_source(tensor._source.fork(dtype), tensor._target, name)
-        return cls._from_source(StoredSource(MemoryContent(tensor), tensor.shape, dtype, name), tensor.device)
+            return cls.from_source(tensor._source.fork(dtype), tensor._target, name)
+        return cls.from_source(StoredSource(MemoryContent(tensor), tensor.shape, dtype, name), tensor.device)
 
     # ---- what it is -----------------------------------------------------------------------------------------------
 
@@ -296,7 +297,7 @@ class OffloadedTensor(OpaqueTensor):
     def _become(self, source: StoredSource, device: torch.device) -> None:
         # Shape, dtype and device of a wrapper are fixed: another one takes this object's place.
         with torch.no_grad():
-            other = self._from_source(source, device, self.name).requires_grad_(self.requires_grad)
+            other = self.from_source(source, device, self.name).requires_grad_(self.requires_grad)
             if getattr(self, "_is_param", False):
                 other._is_param = True
             torch.utils.swap_tensors(self, other)
@@ -366,7 +367,7 @@ class OffloadedTensor(OpaqueTensor):
         return self._alias() if dtype == self._source.dtype else self._with_dtype(dtype)
 
     def _alias(self) -> Self:
-        return self._from_source(self._source, self._target, self.name)
+        return self.from_source(self._source, self._target, self.name)
 
     def _copy(self) -> Self:
         return self._forked(self._source.dtype, self._target)
@@ -379,7 +380,7 @@ class OffloadedTensor(OpaqueTensor):
 
     def _forked(self, dtype: torch.dtype, device: torch.device) -> Self:
         self._flush()
-        return self._from_source(self._source.fork(dtype, self.pool), device, self.name)
+        return self.from_source(self._source.fork(dtype, self.pool), device, self.name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OpaqueTensor:
         """Make a tensor of its own over the same bytes, bound to the copy of its pool; ties are kept."""
@@ -388,7 +389,7 @@ class OffloadedTensor(OpaqueTensor):
             if source is None:
                 self._flush()
                 source = memo[id(self._source)] = self._source.fork(pool=copy.deepcopy(self.pool, memo))
-            memo[id(self)] = self._like_self(self._from_source(source, self._target))
+            memo[id(self)] = self._like_self(self.from_source(source, self._target))
         return memo[id(self)]
 
 

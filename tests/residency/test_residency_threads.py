@@ -3,7 +3,8 @@ import random
 import threading
 
 import pytest
-from residency_sources import CountingSource, run_threads, sources, use
+import torch
+from residency_sources import CountingSource, WritableSource, run_threads, sources, use
 
 from t2n_hf.errors import StorageError
 from t2n_hf.residency import ResidencyStrategy, TensorResidencyPool
@@ -209,4 +210,41 @@ def test_a_forked_child_can_prefetch():
     if child == 0:
         os._exit(0 if pool.prefetch(b).wait() is not None else 1)
     assert os.waitpid(child, 0)[1] == 0
+    pool.close()
+
+
+def test_a_handle_gives_what_was_written_after_the_prefetch():
+    pool = TensorResidencyPool(max_cached_bytes=0)
+    source = WritableSource("w", torch.zeros(1))
+    handle = pool.prefetch(source)
+    handle.wait()
+    source.store(torch.ones(1))
+    assert handle.wait().item() == 1
+    pool.close()
+
+
+def test_a_second_prefetch_of_a_handed_value_reads_and_keeps_nothing():
+    pool = TensorResidencyPool(max_cached_bytes=8)
+    large = CountingSource("large", 100)
+    first = pool.prefetch(large)
+    assert first.wait() is pool.prefetch(large).wait()
+    assert large.reads == 1
+    assert pool.resident_bytes == 0
+    pool.close()
+
+
+def test_a_value_that_cannot_make_room_does_not_stay_claimed():
+    pool = TensorResidencyPool(max_cached_bytes=4)
+    dirty, other = WritableSource("dirty", torch.zeros(1)), CountingSource("other", 4)
+    with pool.acquire(dirty, mode="read_write") as value:
+        value += 1
+    dirty.failures = 2
+    with pytest.raises(StorageError, match="dirty: no space left"):
+        pool.prefetch(other).wait()
+    with pytest.raises(StorageError, match="dirty: no space left"):
+        use(pool, other)
+    assert not pool.is_resident(other)
+    assert use(pool, other) is not None
+    assert dirty.stored.item() == 1
+    pool.evict(other)
     pool.close()
