@@ -45,7 +45,7 @@ def push_nnef_to_hub(
     changed: no commit, and the present one is returned. A push that was cut off is finished by pushing again.
 
     `token`: else the one of HF_TOKEN or `hf auth login`. `private`: visibility of a repository that is created here;
-    True refuses one that exists and is public. `revision`: a branch, made when missing. `create_pr`: open a pull
+    one that exists and is the other is refused. `revision`: a branch, made when missing. `create_pr`: open a pull
     request against the main branch instead.
 
     Raises ConfigError for bad arguments, StorageError or ArchiveError when the folder is not what its manifest says,
@@ -82,15 +82,16 @@ class _Destination:
     message: str
 
     def prepare(self, private: bool | None) -> None:
-        """Create the repository and the branch when missing. Raises HubError when it is public and must be private."""
+        """Create the repository and the branch when missing. Raises HubError when it is not as private as asked for."""
         info = self._info()
         if info is None:
             self.connection.api.create_repo(self.repo_id, private=private, exist_ok=True)
             info = self._info()
-        if private and info is not None and not info.private:
+        if private is not None and info is not None and bool(info.private) != private:
+            state = "public" if private else "private"
             raise HubError(
-                f"{self.repo_id} exists and is public, and private=True was asked for: nothing was sent; make the "
-                "repository private on its settings page, choose another name, or leave private out"
+                f"{self.repo_id} exists and is {state}, and private={private} was asked for: nothing was sent; "
+                "change it on its settings page, choose another name, or leave private out"
             )
         if self.branch != _MAIN and not self.branch.startswith("refs/"):
             self.connection.api.create_branch(self.repo_id, branch=self.branch, exist_ok=True)
@@ -103,16 +104,20 @@ class _Destination:
         if not stale and _same(additions, present):
             return self._existing(head)
         try:
-            return self._commit(additions, stale, head)
+            commit = self._commit(additions, stale, head)
         except TRANSPORT_ERRORS as error:
             # A second pull request would be worse than an error.
             if self.create_pr or not (is_transient(error) or status_of(error) == _PRECONDITION_FAILED):
                 raise
             _LOG.info("push to %s was cut off (%s); looking at what arrived", self.repo_id, type(error).__name__)
+            return self._finish(staged, stale, head)
+        return self._complete(commit, additions)
+
+    def _finish(self, staged: Staged, stale: list[str], head: str) -> CommitInfo:
         time.sleep(_RETRY_DELAY_S)
         later, additions = self._head(), _additions(staged)
         if later == head:
-            return self._commit(additions, stale, head)
+            return self._complete(self._commit(additions, stale, head), additions)
         present = self._present(later)
         if _same(additions, present) and not present.keys() & set(stale):
             return self._existing(later)
@@ -162,6 +167,17 @@ class _Destination:
             # The client may send the commit again when its answer is lost: with a parent, the second is refused.
             parent_commit=None if self.create_pr else head,
         )
+
+    def _complete(self, commit: CommitInfo, additions: list[CommitOperationAdd]) -> CommitInfo:
+        """Return `commit` when it holds every file. Raises HubError."""
+        present = self._present(commit.oid)
+        lost = [one.path_in_repo for one in additions if not _is_present(one, present.get(one.path_in_repo))]
+        if lost:
+            raise HubError(
+                f"{commit.commit_url} lacks {', '.join(lost)}: does a .gitignore in {self.repo_id} name them? "
+                "Remove it there, then push again"
+            )
+        return commit
 
     def _existing(self, head: str) -> CommitInfo:
         url = f"{self.connection.endpoint}/{self.repo_id}/commit/{head}"

@@ -13,10 +13,6 @@ def uploads(server):
     return [path for method, path, _ in server.log if (method, path[:5]) == ("PUT", "/lfs/") or "/xorbs/" in path]
 
 
-def requests(server, method):
-    return [path for verb, path, _ in server.log if verb == method]
-
-
 def test_a_push_is_one_commit_of_the_listed_files_and_the_same_export_makes_no_second(worker, server, repo, tmp_path):
     folder = make_export(tmp_path / "export")
     (folder / ".env").write_text("SECRET=1")
@@ -69,11 +65,14 @@ def test_private_creates_a_private_repository(worker, server, repo, tmp_path):
     assert worker.push(tmp_path / "export", repo, private=True).oid == answer.oid
 
 
-def test_private_is_refused_before_the_first_byte_when_the_repository_is_public(worker, server, repo, tmp_path):
-    server.store.create("model", repo, private=False)
-    answer = worker.push(make_export(tmp_path / "export"), repo, private=True)
+@pytest.mark.parametrize(("private", "is_now"), [(True, "public"), (False, "private")])
+def test_private_is_refused_before_the_first_byte_when_the_repository_is_the_other(
+    worker, server, repo, tmp_path, private, is_now
+):
+    server.store.create("model", repo, private=not private)
+    answer = worker.push(make_export(tmp_path / "export"), repo, private=private)
     assert answer.error[0] == "HubError"
-    assert "exists and is public" in answer.text
+    assert f"exists and is {is_now}" in answer.text
     assert {method for method, _, _ in server.log} == {"GET"}
 
 
@@ -91,6 +90,24 @@ def test_a_pull_request_leaves_main_alone(worker, server, repo, tmp_path):
     assert answer.pr_url == f"{server.url}/{repo}/discussions/1"
     assert server.commits(repo) == []
     assert "model.nnef.tgz" in server.tree(repo, "refs/pr/1")
+
+
+def test_files_that_the_repository_ignores_are_told(worker, server, repo, tmp_path):
+    server.store.create("model", repo, private=False)
+    server.tree(repo)[".gitignore"] = server.store.regular(b"*.json")
+    answer = worker.push(make_export(tmp_path / "export"), repo)
+    assert answer.error[0] == "HubError"
+    assert "lacks t2n_export.json" in answer.text
+    assert ".gitignore" in answer.text
+
+
+def test_a_card_that_the_hub_would_refuse_is_told_before_anything_is_uploaded(worker, server, repo, tmp_path):
+    folder = make_export(tmp_path / "export")
+    (folder / "README.md").write_text("---\nlicense: [mit\n---\n")
+    answer = worker.push(folder, repo)
+    assert answer.error[0] == "HubError"
+    assert "README.md" in answer.text
+    assert uploads(server) == server.commits(repo) == []
 
 
 @pytest.mark.parametrize(

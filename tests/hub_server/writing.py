@@ -31,11 +31,13 @@ class Writing(Transport):
         sha = self.store.resolve(found, rev)
         tree = found["commits"][sha]["tree"]
         patterns = self.lfs_patterns(tree)
+        ignored = self.store.blob(tree[".gitignore"]["sha256"]).read_text().split() if ".gitignore" in tree else []
         out = []
         for file in body["files"]:
             path, sample = file["path"], base64.b64decode(file["sample"])
             large = matches(path, patterns) or file["size"] > REGULAR_MAX_NBYTES or b"\0" in sample
-            answer = {"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
+            answer = {"path": path, "uploadMode": "lfs" if large else "regular"}
+            answer["shouldIgnore"] = matches(path, ignored)
             if entry := tree.get(path):
                 answer["oid"] = entry["sha256"] if entry["lfs"] else entry["oid"]
             out.append(answer)
