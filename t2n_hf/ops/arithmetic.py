@@ -57,6 +57,8 @@ def mul(emit: Emit, left: Operand, right: Operand, **_: Any) -> Value:
         return emit.binary("and", left, right, torch.bool)
     if _is(right, 1) and isinstance(left, Value):
         return emit.cast(left, emit.dtype)
+    if isinstance(left, Value) and left == right:
+        return square(emit, left)
     return emit.binary("mul", left, right, emit.dtype)
 
 
@@ -135,18 +137,20 @@ def _known_power(emit: Emit, base: Value, exponent: float) -> Value | None:
     if exponent == 1:
         return base
     if exponent in (2, 3, 4):
-        power = emit.binary("mul", base, base, base.dtype)
+        power = square(emit, base)
         if exponent == 2:
             return power
-        return emit.binary("mul", power, base if exponent == 3 else power, base.dtype)
+        return square(emit, power) if exponent == 4 else emit.binary("mul", power, base, base.dtype)
     names = {0.5: "sqrt", -0.5: "rsqrt", -1: "recip"}
     return emit.unary(names[exponent], base) if exponent in names and base.dtype.is_floating_point else None
 
 
 @_emits(_aten.square.default)
 def square(emit: Emit, x: Value) -> Value:
-    """x * x."""
-    return emit.binary("mul", x, x, emit.dtype)
+    """x * x. tract turns a product of a tensor with itself into its `square`, which has no integers."""
+    if x.dtype.is_floating_point:
+        return emit.binary("mul", x, x, x.dtype)
+    return emit.unary("neg", emit.binary("mul", emit.unary("neg", x), x, x.dtype))
 
 
 @_emits(_aten.maximum.default, _aten.max.other, _aten.fmax.default)

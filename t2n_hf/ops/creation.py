@@ -41,13 +41,19 @@ def ones(emit: Emit, *_: Any, **__: Any) -> Value:
     return emit.full(emit.shape, 1, emit.dtype)
 
 
-@_emits(_aten.full.default, _aten.full_like.default, _aten.new_full.default, _aten.fill.Scalar, _aten.fill_.Scalar)
+@_emits(_aten.full.default, _aten.full_like.default, _aten.fill.Scalar, _aten.fill_.Scalar)
 @_emits(_aten.fill.Tensor, _aten.fill_.Tensor)
 def full(emit: Emit, _like: Any, number: Number | Value, **_: Any) -> Value:  # noqa: ANN401 - a shape or a tensor
     """One value everywhere."""
     if isinstance(number, Value):
         return emit.broadcast(emit.cast(number, emit.dtype), emit.shape)
     return emit.full(emit.shape, number, emit.dtype)
+
+
+@_emits(_aten.new_full.default)
+def new_full(emit: Emit, _like: Value, _size: Any, number: Number | Value, **_: Any) -> Value:  # noqa: ANN401
+    """One value everywhere."""
+    return full(emit, None, number)
 
 
 @_emits(_aten.scalar_tensor.default)
