@@ -109,10 +109,14 @@ class DatHeader:
             )
         if any(not 0 <= dim <= _MAX_DIM for dim in self.shape):
             raise FormatError(f"tensor {name!r} has shape {list(self.shape)}; each dimension must be 0 to {_MAX_DIM}")
-        expected = _payload_nbytes(self.shape, self.format, name)
+        try:
+            format_name = self.format
+        except FormatError as error:
+            raise FormatError(f"tensor {name!r}: {error}") from None
+        expected = _payload_nbytes(self.shape, format_name, name)
         if self.nbytes != expected:
             raise FormatError(
-                f"tensor {name!r} of shape {list(self.shape)} and format {self.format} takes {expected} bytes, "
+                f"tensor {name!r} of shape {list(self.shape)} and format {format_name} takes {expected} bytes, "
                 f"got {self.nbytes}"
             )
         if self.nbytes > MAX_PAYLOAD_NBYTES:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from light_process import light_command
 
 from t2n_hf.errors import ArchiveError, ConfigError, FormatError, OutputExistsError
 from t2n_hf.nnef.archive import ArchiveReader, ArchiveWriter
@@ -274,7 +275,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / CHU
 
 @pytest.mark.parametrize("form", ["tgz", "tar"])
 def test_writing_a_64_mib_weight_holds_less_than_two_chunks(tmp_path: Path, form: str):
-    command = [sys.executable, "-c", _RSS, str(tmp_path / "m"), form]
+    command = light_command(_RSS, tmp_path / "m", form)
     chunks = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert chunks < 2
 

@@ -3,23 +3,20 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from light_process import light_command
 
-import t2n_hf
 from t2n_hf.nnef.archive import ArchiveReader, ArchiveWriter
 
-# The package's own imports take seconds, and an archive needs none of them.
-_LIGHT = """
-import resource, signal, sys, time
-sys.modules["t2n_hf"] = type(sys)("t2n_hf")
-sys.modules["t2n_hf"].__path__ = [sys.argv[1]]
+_IMPORTS = """
+import random, resource, signal, sys
 from t2n_hf.errors import StorageError
 from t2n_hf.nnef.archive import ArchiveWriter
 from t2n_hf.nnef.dat import dense_payload
+BLOCK = random.Random(0).randbytes(1 << 16)
 """
 
 # A limit on the size of files stands in for a full disk: it needs no mount, and fails in the middle of a write as well.
@@ -27,7 +24,7 @@ _FULL = """
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:
-    with ArchiveWriter(sys.argv[2], sys.argv[3], level=int(sys.argv[4])) as writer:
+    with ArchiveWriter(sys.argv[1], sys.argv[2], level=int(sys.argv[3])) as writer:
         writer.add_text("graph.nnef", "new")
         writer.add_dat("w", dense_payload((64, 1 << 16), "u8", lambda: (BLOCK for _ in range(64))))
 except StorageError as error:
@@ -39,17 +36,11 @@ else:
 _ENDLESS = """
 print("ready", flush=True)
 while True:
-    with ArchiveWriter(sys.argv[2], sys.argv[3]) as writer:
+    with ArchiveWriter(sys.argv[1], sys.argv[2]) as writer:
         writer.add_text("graph.nnef", "new")
         for number in range(20):
             writer.add_dat(f"w{number}", dense_payload((1 << 16,), "u8", lambda: [BLOCK]))
 """
-
-
-def command(code: str, path: Path, *arguments: str) -> list[str]:
-    package = str(Path(t2n_hf.__file__).parent)
-    block = "import random\nBLOCK = random.Random(0).randbytes(1 << 16)\n"
-    return [sys.executable, "-c", _LIGHT + block + code, package, str(path), *arguments]
 
 
 def write_older(path: Path, form: str) -> None:
@@ -62,7 +53,9 @@ def write_older(path: Path, form: str) -> None:
 def test_a_full_disk_is_an_error_that_leaves_what_was_there(tmp_path: Path, form: str, level: str, older: bool):
     if older:
         write_older(tmp_path / "m", form)
-    done = subprocess.run(command(_FULL, tmp_path / "m", form, level), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        light_command(_IMPORTS + _FULL, tmp_path / "m", form, level), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert "free some space" in done.stdout
     assert os.listdir(tmp_path) == (["m"] if older else [])
@@ -74,7 +67,9 @@ def test_a_full_disk_is_an_error_that_leaves_what_was_there(tmp_path: Path, form
 def test_a_writer_killed_at_any_point_leaves_a_complete_archive(tmp_path: Path, form: str):
     write_older(tmp_path / "m", form)
     for number in range(8):
-        with subprocess.Popen(command(_ENDLESS, tmp_path / "m", form), stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            light_command(_IMPORTS + _ENDLESS, tmp_path / "m", form), stdout=subprocess.PIPE, text=True
+        ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             time.sleep(0.003 + 0.0071 * number)

@@ -5,12 +5,12 @@ import errno
 import gc
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
+from light_process import light_command
 
 from t2n_hf.errors import FormatError, StorageError
 from t2n_hf.store import spill as spill_module
@@ -142,7 +142,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path):
 
 
 def test_a_process_that_just_ends_leaves_nothing(tmp_path: Path):
-    code = "import os, sys, torch; from t2n_hf.store.spill import Spill; s = Spill(sys.argv[1]); "
+    code = "import os, torch; from t2n_hf.store.spill import Spill; s = Spill(sys.argv[1]); "
     code += "k = s.put(torch.ones(10)); assert k.read()[0] == 1; os._exit(0)"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    subprocess.run(light_command(code, tmp_path), check=True)
     assert os.listdir(tmp_path) == []
