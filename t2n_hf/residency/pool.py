@@ -227,8 +227,11 @@ class TensorResidencyPool:
             entry.writers -= write
             self._leases -= 1
             entry.waiting += 1
+            overtaken = write and entry.detached
+            if write:
+                entry.dirty = True  # a flush may have stored the value before its last change
         self._table.let_go(entry)
-        if write and entry.detached:
+        if overtaken:
             raise ResidencyError(
                 f"{entry.source.key} was overwritten while a read_write lease was open: what was changed through the "
                 "lease is lost; do one or the other"

@@ -77,7 +77,7 @@ class ResidentTable:
 
     def _check_unwritten(self, entry: Entry) -> None:
         """Raise InPlaceError, and forget the value, when it was modified without a lease to do so. Lock held."""
-        if entry.stamp == _stamp_of(entry.value) or entry.dirty or entry.writers:
+        if entry.stamp == _stamp_of(entry.value) or entry.dirty or entry.writers or entry.writing:
             return
         entry.waiting -= 1
         self.drop(entry)

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import random
 import threading
@@ -6,7 +7,7 @@ import pytest
 import torch
 from residency_sources import CountingSource, WritableSource, run_threads, sources, use
 
-from t2n_hf.errors import StorageError
+from t2n_hf.errors import ResidencyError, StorageError
 from t2n_hf.residency import ResidencyStrategy, TensorResidencyPool
 
 STRATEGIES = list(ResidencyStrategy)
@@ -248,3 +249,57 @@ def test_a_value_that_cannot_make_room_does_not_stay_claimed():
     assert dirty.stored.item() == 1
     pool.evict(other)
     pool.close()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_threads_do_the_books_are_right_in_the_end(strategy, seed):
+    pool = TensorResidencyPool(max_cached_bytes=40, max_workers=2, strategy=strategy)
+    stored = [WritableSource(f"w{i}", torch.zeros(2)) for i in range(8)]
+    flaky = [CountingSource(f"f{i}", 8, fill=i) for i in range(4)]
+    added = [0] * 8
+    lock = threading.Lock()
+
+    def add(chance):
+        place = chance.randrange(8)
+        with lock, pool.acquire(stored[place], mode="read_write") as value:
+            value += 1
+            added[place] += 1
+
+    def read(chance):
+        source = chance.choice(flaky)
+        try:
+            with pool.acquire(source) as value:
+                assert value.unique().tolist() == [source.fill]
+        except StorageError:
+            pass
+
+    def fail(chance):
+        chance.choice(flaky).failures = 1
+
+    def pin(chance):
+        if strategy is not ResidencyStrategy.FIXED:
+            source = chance.choice(stored)
+            pool.pin(source).wait()
+            pool.unpin(source)
+
+    def evict(chance):
+        with contextlib.suppress(ResidencyError):  # leased or pinned by another thread
+            pool.evict(chance.choice(stored))
+
+    def prefetch(chance):
+        pool.prefetch(chance.choice(flaky + stored))
+
+    def work(number):
+        chance = random.Random(seed * 100 + number)
+        for _ in range(150):
+            chance.choice([add, add, read, read, fail, pin, evict, prefetch, lambda _: pool.flush()])(chance)
+
+    run_threads(*(lambda number=number: work(number) for number in range(4)))
+    pool.flush()
+    assert pool.lease_count == 0
+    assert pool.resident_bytes <= 40
+    pool.close()
+    assert pool.resident_bytes == 0
+    assert [int(source.stored[0]) for source in stored] == added
+    assert [int(source.stored[1]) for source in stored] == added
