@@ -1,14 +1,50 @@
 """The bridge from Hugging Face to tract: load as opaque tensors, run in bounded memory, export to NNEF, check, push.
 
-Importing this package makes transformers know `T2NConfig` and the models that were saved with it. It does nothing else.
+Importing this package makes transformers know `T2NConfig` and the models that were saved with it. It does nothing else:
+what exports, runs archives or talks to the Hub is imported when its name is first used.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 from t2n_hf.hf.config import T2NConfig
 from t2n_hf.hf.materialize import materialize
 from t2n_hf.hf.quantizer import register
 
-__all__ = ["T2NConfig", "materialize"]
+if TYPE_CHECKING:
+    from t2n_hf.export import export_nnef
+    from t2n_hf.hub import pull_nnef_from_hub, push_nnef_to_hub
+    from t2n_hf.tract.model import TractModelForCausalLM
+
+__all__ = [
+    "T2NConfig",
+    "TractModelForCausalLM",
+    "export_nnef",
+    "materialize",
+    "pull_nnef_from_hub",
+    "push_nnef_to_hub",
+]
 
 __version__ = "0.1.0"
+
+_LATER: Final = {
+    "TractModelForCausalLM": "t2n_hf.tract.model",
+    "export_nnef": "t2n_hf.export",
+    "pull_nnef_from_hub": "t2n_hf.hub",
+    "push_nnef_to_hub": "t2n_hf.hub",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name means
+    """Import what is used for the first time."""
+    if name not in _LATER:
+        raise AttributeError(f"module 't2n_hf' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, those not imported yet too."""
+    return sorted({*globals(), *__all__})
+
 
 register()

@@ -12,6 +12,7 @@ from transformers.utils import cached_file
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
 from t2n_hf.hf.quantizer import register
+from t2n_hf.hf.tasks import TASKS, auto_class
 from t2n_hf.store.checkpoint import CheckpointIndex
 
 if TYPE_CHECKING:
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["check_checkpoint", "checkpoint_folder", "load_checkpoint"]
 
 _ON_DISK: Final[Mapping[str, str]] = {"": "disk"}
-_AUTO_CLASSES: Final = {
-    "text-generation": "AutoModelForCausalLM",
-    "fill-mask": "AutoModelForMaskedLM",
-    "text-classification": "AutoModelForSequenceClassification",
-    "feature-extraction": "AutoModel",
-}
 
 
 def check_checkpoint(folder: str | Path) -> None:
@@ -82,8 +77,7 @@ def load_checkpoint(
         device_map: as for from_pretrained, with "disk". None: all in memory.
         max_memory: limits by device, in bytes or text, for device_map="auto".
         dtype: None keeps that of the checkpoint.
-        task: which head to load ("text-generation", "fill-mask", "text-classification", "feature-extraction"); None
-            takes the class that the checkpoint names.
+        task: which head to load, one of hf.tasks.TASKS; None takes the class that the checkpoint names.
         config: all options at once, in place of `weights`, `embeddings` and `lm_head`.
         **options: handed to from_pretrained. `trust_remote_code` stays False unless it is given.
 
@@ -126,9 +120,7 @@ def _read_config(path_or_id: str | Path, options: Mapping[str, Any]) -> Any:  # 
 
 def _loader(config: Any, task: str | None, options: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a class of transformers
     if task is not None:
-        if task not in _AUTO_CLASSES:
-            raise ConfigError(f"task={task!r}; expected one of {', '.join(_AUTO_CLASSES)}")
-        return getattr(transformers, _AUTO_CLASSES[task])
+        return auto_class(task)
     for name in config.architectures or ():
         if hasattr(transformers, name):
             return getattr(transformers, name)
@@ -136,7 +128,7 @@ def _loader(config: Any, task: str | None, options: Mapping[str, Any]) -> Any:  
         return transformers.AutoModelForCausalLM
     raise ConfigError(
         f"config.json names the model class {', '.join(config.architectures or ['(none)'])}, which transformers "
-        f"{transformers.__version__} does not have; give task= ({', '.join(_AUTO_CLASSES)})"
+        f"{transformers.__version__} does not have; give task= ({', '.join(TASKS)})"
     )
 
 

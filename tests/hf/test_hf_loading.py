@@ -1,0 +1,170 @@
+import json
+import shutil
+import subprocess
+import sys
+
+import models
+import pytest
+import torch
+import transformers as hf
+
+from t2n_hf import T2NConfig
+from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError, StorageError, T2NError
+from t2n_hf.hf.loading import check_checkpoint, checkpoint_folder, load_checkpoint
+from t2n_hf.tensor.offload import OffloadedTensor
+from t2n_hf.tensor.quant.q4_0 import QTensorTractScaleOnly
+
+
+def logits(model, length=12):
+    with torch.no_grad():
+        return model(models.prompt(length)).logits
+
+
+def test_a_folder_is_opened_without_reading_its_weights(tmp_path):
+    source = models.m1()
+    model = load_checkpoint(models.saved(source, tmp_path))
+    assert isinstance(model, hf.LlamaForCausalLM)
+    assert all(p.dim() < 2 or isinstance(p, OffloadedTensor) for p in model.parameters())
+    assert model.get_memory_footprint(return_buffers=False) == 5 * 64 * 4  # the norms
+    assert torch.equal(logits(model), logits(source))
+
+
+def test_the_dtype_of_the_checkpoint_is_kept_unless_another_is_asked_for(tmp_path):
+    folder = models.saved(models.m8(), tmp_path)
+    assert load_checkpoint(folder).dtype == torch.bfloat16
+    assert load_checkpoint(folder, dtype=torch.float32).dtype == torch.float32
+
+
+def test_weights_can_be_quantized_on_the_way(tmp_path):
+    folder = models.saved(models.m1(), tmp_path)
+    model = load_checkpoint(folder, weights="q4_0", embeddings="q4_0")
+    assert model.lm_head.weight.inner_class is QTensorTractScaleOnly
+    assert model.model.layers[0].mlp.up_proj.weight.inner_class is QTensorTractScaleOnly
+    in_memory = load_checkpoint(folder, weights="q4_0", embeddings="q4_0", device_map=None)
+    assert isinstance(in_memory.lm_head.weight, QTensorTractScaleOnly)
+    assert torch.equal(logits(model), logits(in_memory))
+    by_config = load_checkpoint(folder, config=T2NConfig(embeddings="q4_0"))
+    assert torch.equal(logits(model), logits(by_config))
+
+
+def test_a_packed_checkpoint_is_taken_as_it_is(tmp_path):
+    packed = load_checkpoint(models.saved(models.m1(), tmp_path), weights="q4_0")
+    folder = models.saved(packed, tmp_path)
+    assert torch.equal(logits(load_checkpoint(folder)), logits(packed))
+    with pytest.raises(ConfigError, match="quantized already"):
+        load_checkpoint(folder, weights="q4_0")
+
+
+def test_limits_place_weights(tmp_path):
+    folder = models.saved(models.m2(num_hidden_layers=8), tmp_path)
+    model = load_checkpoint(folder, device_map="auto", max_memory={"cpu": 400_000})
+    assert set(model.hf_device_map.values()) == {"cpu", "disk"}
+
+
+def test_a_task_chooses_the_head(tmp_path):
+    folder = models.saved(models.m1(), tmp_path)
+    assert isinstance(load_checkpoint(folder, task="feature-extraction"), hf.LlamaModel)
+    with pytest.raises(ConfigError, match=r"poetry.*text-generation"):
+        load_checkpoint(folder, task="poetry")
+
+
+def test_a_folder_without_config_or_weights_is_refused(tmp_path):
+    with pytest.raises(CheckpointNotFoundError, match=r"has no config\.json"):
+        load_checkpoint(tmp_path)
+    folder = models.saved(models.m1(), tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointNotFoundError, match="holds no weights"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("cut", [1, 5000], ids=["tail", "middle"])
+def test_a_truncated_file_is_named(cut, tmp_path):
+    folder = models.saved(models.m1(), tmp_path)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-cut])
+    with pytest.raises(StorageError, match=r"model\.safetensors.*truncated"):
+        check_checkpoint(folder)
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    folder = models.saved(models.m2(), tmp_path, max_shard_size="40KB")
+    shard = sorted(folder.glob("*.safetensors"))[2]
+    shard.unlink()
+    with pytest.raises(StorageError, match=shard.name):
+        load_checkpoint(folder)
+
+
+def test_a_config_that_is_no_json_is_refused(tmp_path):
+    folder = models.saved(models.m1(), tmp_path)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(T2NError, match="config"):
+        load_checkpoint(folder)
+    (folder / "config.json").write_text('{"model_type": "unheard-of"}')
+    with pytest.raises(FormatError, match="unheard-of"):
+        load_checkpoint(folder)
+
+
+def test_the_weights_of_another_quantizer_are_refused(tmp_path):
+    folder = models.saved(models.m1(), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="'gptq'"):
+        load_checkpoint(folder)
+
+
+def test_a_name_that_is_neither_folder_nor_repository_is_refused(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointNotFoundError, match="neither a model folder nor a repository"):
+        load_checkpoint("nobody/nothing-of-this-name")
+    with pytest.raises(CheckpointNotFoundError, match="neither a model folder nor a repository"):
+        checkpoint_folder("nobody/nothing-of-this-name")
+
+
+def test_a_folder_is_its_own_local_folder(tmp_path):
+    assert checkpoint_folder(tmp_path) == tmp_path
+
+
+MEASURE = """
+import sys, time, torch
+torch.set_num_threads(1)
+import t2n_hf, transformers
+from t2n_hf.hf.loading import load_checkpoint
+transformers.LlamaForCausalLM
+
+def kibibytes(what):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(what))
+
+load_checkpoint(sys.argv[2])  # what is imported on first use
+before = kibibytes("VmHWM")
+start = time.perf_counter()
+model = load_checkpoint(sys.argv[1], weights=sys.argv[3] if len(sys.argv) > 3 else None)
+print(time.perf_counter() - start, kibibytes("VmHWM") - before, sum(p.nbytes for p in model.parameters()) // 1024)
+"""
+
+
+def measure(*arguments):
+    command = [sys.executable, "-c", MEASURE, *map(str, arguments)]
+    return [float(n) for n in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
+
+
+@pytest.mark.model
+def test_a_real_checkpoint_is_opened_quickly_and_takes_no_memory(smollm2, tmp_path):
+    seconds, grown, total = measure(smollm2, models.saved(models.m1(), tmp_path))
+    assert total > 500_000
+    assert grown < 40_000
+    assert seconds < 5  # 0.6 on a quiet machine
+
+
+def test_loading_a_sharded_model_takes_two_tensors_of_memory(tmp_path):
+    shape = {"hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4, "vocab_size": 4096}
+    folder = models.saved(models.m2(**shape), tmp_path, max_shard_size="5MB")
+    assert len(list(folder.glob("*.safetensors"))) > 20
+    largest = 4096 * 1024 * 4 // 1024
+    small = models.saved(models.m1(), tmp_path)
+    _, grown, total = measure(folder, small)
+    assert total > 160_000
+    assert grown < 2 * largest
+    _, grown, _ = measure(folder, small, "q4_0")
+    assert grown < 2 * largest + 20_000  # the packed weights that are spilled pass through memory
+    shutil.rmtree(folder)
