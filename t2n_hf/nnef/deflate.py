@@ -112,12 +112,15 @@ def _deflate(block: bytes, window: bytes, level: int) -> bytes:
 class GzipReader:
     """Reads the single member of a gzip file forward, never more than it was asked for in memory.
 
-    Raises ArchiveError for a damaged or truncated stream, and for bytes after the first member.
+    Raises ArchiveError for a damaged or truncated stream, for bytes after the first member, and for a stream that
+    inflates to more than `max_nbytes` bytes: a small file can go on for hours.
     """
 
-    def __init__(self, file: BinaryIO, what: str) -> None:
+    def __init__(self, file: BinaryIO, what: str, max_nbytes: int | None = None) -> None:
         self._file = file
         self._what = what
+        self._max_nbytes = max_nbytes
+        self._nbytes = 0
         self._inflater = zlib.decompressobj(_GZIP)
 
     def read(self, nbytes: int) -> bytes:
@@ -154,6 +157,9 @@ class GzipReader:
             except zlib.error as error:
                 raise ArchiveError(f"{self._what} is damaged: {error}") from error
             if part:
+                self._nbytes += len(part)
+                if self._max_nbytes is not None and self._nbytes > self._max_nbytes:
+                    raise ArchiveError(f"{self._what} inflates to more than {self._max_nbytes} bytes; that is no model")
                 return part
             if not data and not self._inflater.eof:
                 raise ArchiveError(f"{self._what} is truncated: its gzip stream does not end")

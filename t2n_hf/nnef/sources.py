@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Final, Protocol
 
 from t2n_hf.errors import ArchiveError
 from t2n_hf.nnef.deflate import GzipReader
@@ -11,6 +11,9 @@ from t2n_hf.nnef.names import member_problem
 from t2n_hf.nnef.tar import Forward, TarMember, tar_members
 
 __all__ = ["FolderSource", "Source", "TarSource"]
+
+_MAX_MEMBERS: Final = 100_000
+_SLACK_NBYTES: Final = 128 << 20  # headers and padding of that many members
 
 
 class Source(Protocol):
@@ -71,10 +74,12 @@ class TarSource:
         with open(self.path, "rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
-            stream = GzipReader(file, what) if packed else _FileReader(file, self.path.stat().st_size, what)
+            stream = self._inflated(file, what) if packed else _FileReader(file, self.path.stat().st_size, what)
             total = 0
-            for member in tar_members(stream, what):
+            for count, member in enumerate(tar_members(stream, what), 1):
                 total += member.nbytes
+                if count > _MAX_MEMBERS:
+                    raise ArchiveError(f"{what} has more than {_MAX_MEMBERS} members; no archive of a model has")
                 if total > self.max_nbytes:
                     raise ArchiveError(
                         f"{what}: its members claim {total} bytes or more, the limit is {self.max_nbytes}; "
@@ -83,3 +88,6 @@ class TarSource:
                 yield member, stream
             if isinstance(stream, GzipReader):
                 stream.finish()
+
+    def _inflated(self, file: BinaryIO, what: str) -> GzipReader:
+        return GzipReader(file, what, self.max_nbytes + _SLACK_NBYTES)

@@ -63,7 +63,10 @@ def tar_members(stream: Forward, what: str) -> Iterator[TarMember]:
         if info is None:
             return
         if info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE):
-            long_name = _extended_name(stream, info, what) or long_name
+            extended = _extended_name(stream, info, what)
+            if extended is not None and info.type == tarfile.XGLTYPE:
+                raise ArchiveError(f"{what} has a name for all members, which readers understand differently")
+            long_name = extended or long_name
             continue
         name = (long_name or info.name).removeprefix("./").rstrip("/" if info.isdir() else "")
         long_name = None
