@@ -22,7 +22,7 @@ _CODE_SUFFIXES: Final = frozenset(
 class Staged:
     """A verified export, ready to be sent.
 
-    `files` maps each path in the repository to the file on disk, or to the bytes themselves for the card.
+    `files` maps each path in the repository to the file on disk, or to its bytes when the manifest does not list it.
     """
 
     folder: Path
@@ -44,7 +44,10 @@ def stage(folder: str | Path, repo_id: str) -> Staged:
     for name in names:
         _check_regular(folder, name)
     manifest.verify(folder)
-    files: dict[str, Path | bytes] = {name: folder / name for name in names}
+    # What no sha256 is known of is read once: what is scanned is what is sent.
+    files: dict[str, Path | bytes] = {
+        name: folder / name if name in manifest.files else (folder / name).read_bytes() for name in names
+    }
     files[CARD_NAME] = name_repo(_card(folder, manifest), repo_id).encode()
     return Staged(folder, manifest, files)
 

@@ -34,6 +34,7 @@ _MAX_NBYTES: Final = 16 << 20
 _READ_NBYTES: Final = 1 << 20
 _MAX_NAME_LENGTH: Final = 512
 _MAX_REPORTED: Final = 10
+_DEVICE: Final = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _TEXTS: Final = ("archive", "dtype", "weights")
 _OPTIONAL_TEXTS: Final = ("task", "model_type", "architecture", "least_tract")
@@ -265,6 +266,8 @@ def _name_problem(name: str) -> str | None:
     parts = name.split("/")
     if any(part == "" or part.startswith(".") or part.endswith((".", " ")) for part in parts):
         return "a part of it is empty, starts with a dot, or ends with a dot or a space"
+    if any(_DEVICE.fullmatch(part) for part in parts):
+        return "a part of it is the name of a device on Windows"
     if name in (CARD_NAME, MANIFEST_NAME):
         return "this file is not listed"
     return None

@@ -2,9 +2,10 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
+
+from light_process import light_command
 
 TOKEN = "hf_" + "AliceWritesHere0123456789abcdef"
 READ_TOKEN = "hf_" + "r" * 30
@@ -17,7 +18,7 @@ class Worker:
 
     def __init__(self, environment, log):
         self._log = open(log, "ab")  # noqa: SIM115 - closed by close()
-        command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("hub_worker.py"))]
+        command = light_command(Path(__file__).with_name("hub_worker.py").read_text())
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
         self.process = subprocess.Popen(command, env=environment, **streams)
         self.home = Path(environment["HF_HOME"])
