@@ -176,8 +176,16 @@ class WeightFormat(SupportsOffloadState):
 
     @classmethod
     def packed_nbytes(cls, shape: Sequence[int]) -> int:
-        """Bytes that a tensor of this shape takes at rest. Exact: device maps are planned with it."""
+        """Bytes that a tensor of this shape takes at rest. Exact."""
         raise UnsupportedOpError(f"{cls.__name__} does not say its size; define packed_nbytes()")
+
+    @classmethod
+    def resident_nbytes(cls, shape: Sequence[int], compute: str) -> int:
+        """Bytes in memory of a tensor of this shape that computes as `compute`. Default: as many as at rest.
+
+        A class with a kernel's own layout says its size. Exact: device maps are planned with it.
+        """
+        return cls.packed_nbytes(shape)
 
     @classmethod
     def quantize(cls, tensor: torch.Tensor, *, dtype: torch.dtype | None = None, name: str = "") -> torch.Tensor:

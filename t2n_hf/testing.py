@@ -157,7 +157,7 @@ class WeightFormatConformance:
         weight = self.weight()
         planned = self.weight_format.packed_nbytes(self.shape)
         assert sum(part.nbytes for part in weight.to_offload_state()["tensors"].values()) == planned
-        assert weight.opaque_nbytes == planned
+        assert weight.opaque_nbytes == self.weight_format.resident_nbytes(self.shape, "exact") == planned
         assert weight.nbytes == self.floats().nbytes
 
     # ---- state ----------------------------------------------------------------------------------------------------
@@ -235,7 +235,9 @@ class WeightFormatConformance:
             weight, x = self.weight(dtype), self.inputs(dtype, rows)
             state = {key: part.clone() for key, part in weight.to_offload_state()["tensors"].items()}
             exact = F.linear(x, weight.to_base_tensor()).float()
-            fast = F.linear(x, weight.with_compute("fast")).float()
+            fast_weight = weight.with_compute("fast")
+            fast = F.linear(x, fast_weight).float()
+            assert fast_weight.opaque_nbytes == self.weight_format.resident_nbytes(self.shape, "fast")
             assert (fast - exact).norm() / exact.norm() <= self.max_fast_error
             again = weight.to_offload_state()["tensors"]
             assert all(torch.equal(again[key], part) for key, part in state.items())

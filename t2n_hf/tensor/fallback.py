@@ -75,7 +75,8 @@ def _storage_of(tensor: torch.Tensor) -> int:
 
 
 def _name(func: Any) -> str:
-    return getattr(func, "__name__", str(func))
+    # An overload of torch.ops is called "mul_.Scalar".
+    return getattr(func, "__name__", str(func)).partition(".")[0]
 
 
 def _writes_to_first(name: str) -> bool:

@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from t2n_hf.contract import OffloadState, SupportsOffloadState
 from t2n_hf.errors import FormatError, UnknownTagError
-from t2n_hf.registry import resolve_offload_state
+from t2n_hf.registry import class_of_tag
 from t2n_hf.tensor.opaque import OpaqueTensor
 
 __all__ = ["TransposedTensor"]
@@ -107,14 +107,12 @@ class TransposedTensor(OpaqueTensor, SupportsOffloadState):
     def from_offload_state(cls, state: OffloadState, target_device: Any = None) -> Self:  # noqa: ANN401
         """Rebuild the inner tensor by its own class. Raises FormatError without one, UnknownTagError for its tag."""
         meta = state["meta"]
-        inner_state = OffloadState(
-            tag=meta.get("inner_tag", ""), tensors=state["tensors"], meta=meta.get("inner_meta", {})
-        )
+        if not isinstance(meta.get("inner_tag"), str):
+            raise FormatError(f"a transposed state needs 'inner_tag' in its meta, got {sorted(meta)}")
+        inner_state = OffloadState(tag=meta["inner_tag"], tensors=state["tensors"], meta=meta.get("inner_meta", {}))
         try:
-            inner_class = resolve_offload_state(inner_state)
+            inner_class = class_of_tag(inner_state["tag"])
         except UnknownTagError as error:
             raise UnknownTagError(f"inside a transposed weight: {error}") from error
-        if inner_class is None:
-            raise FormatError(f"a transposed state needs 'inner_tag' in its meta, got {sorted(meta)}")
         inner: Any = inner_class.from_offload_state(inner_state, target_device)
         return cls.over(inner)

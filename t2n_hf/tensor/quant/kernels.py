@@ -6,6 +6,7 @@ probed on a small pattern; where the probe fails there is no fast path, `int4_ke
 `int4_kernel_report()` says why.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
@@ -38,6 +39,9 @@ class Int4Kernel(Protocol):
 
     name: str
 
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Bytes of the layout of a weight of this shape, (..., N, K)."""
+
     def pack(self, blocks: torch.Tensor) -> KernelLayout:
         """Repack canonical blocks, uint8 (N, K/32, 18)."""
 
@@ -64,6 +68,12 @@ class TorchInt4Kernel:
     def name(self) -> str:
         """Layouts of different widths are different layouts."""
         return f"torch_int4pack_{self.width}"
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Bytes of the layout of a weight of this shape, (..., N, K): a half per value and four per block."""
+        *lead, rows, columns = shape
+        padded = -(-rows // _ROW_MULTIPLE) * _ROW_MULTIPLE
+        return torch.Size(lead).numel() * padded * (columns // 2 + columns // BLOCK_VALUES * 4)
 
     def pack(self, blocks: torch.Tensor) -> KernelLayout:
         """Repack canonical blocks, uint8 (N, K/32, 18), a few rows at a time."""
@@ -103,7 +113,7 @@ class TorchInt4Kernel:
         inside = rows % self.width
         bytes_ = self._grouped(layout.packed)[rows // self.width, :, inside % half]
         quants = bytes_ >> (inside // half * 4).to(torch.uint8).unsqueeze(-1) & 15
-        return quants.view(rows.numel(), -1, BLOCK_VALUES), _join_scales(layout.scales[:, rows])
+        return quants.unflatten(-1, (-1, BLOCK_VALUES)), _join_scales(layout.scales[:, rows])
 
     def matmul(self, x: torch.Tensor, layout: KernelLayout) -> torch.Tensor:
         """Compute x @ weight.T for x, bf16 (M, K): bf16 (M, Np)."""

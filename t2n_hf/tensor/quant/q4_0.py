@@ -18,7 +18,7 @@ from t2n_hf.dtypes import dtype_named, dtype_of
 from t2n_hf.errors import ConfigError, FormatError, QuantizationError
 from t2n_hf.nnef.dat import Payload, q4_0_payload
 from t2n_hf.tensor.opaque import materialise, overriding_compute
-from t2n_hf.tensor.quant.kernels import KernelLayout, int4_kernel_report, required_kernel
+from t2n_hf.tensor.quant.kernels import KernelLayout, int4_kernel, int4_kernel_report, required_kernel
 from t2n_hf.tensor.quant.q4_0_blocks import (
     BLOCK_NBYTES,
     BLOCK_VALUES,
@@ -134,6 +134,12 @@ class QTensorTractScaleOnly(QTensor, WeightFormat):
     def packed_nbytes(cls, shape: Sequence[int]) -> int:
         """Bytes of a tensor of this shape at rest: 18 for each 32 values."""
         return torch.Size(shape).numel() // BLOCK_VALUES * BLOCK_NBYTES
+
+    @classmethod
+    def resident_nbytes(cls, shape: Sequence[int], compute: str) -> int:
+        """Bytes in memory: as at rest, or those of the kernel's layout where "fast" has one."""
+        kernel = int4_kernel() if compute == "fast" else None
+        return cls.packed_nbytes(shape) if kernel is None else kernel.nbytes(shape)
 
     @classmethod
     def quantize(cls, tensor: torch.Tensor, *, dtype: torch.dtype | None = None, name: str = "") -> Self:

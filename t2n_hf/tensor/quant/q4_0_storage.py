@@ -131,5 +131,10 @@ class BlockStorage:
 def _packed(blocks: torch.Tensor) -> KernelLayout:
     if blocks.ndim == 3:
         return required_kernel().pack(blocks)
-    layouts = [_packed(item) for item in blocks]
-    return KernelLayout(torch.stack([x.packed for x in layouts]), torch.stack([x.scales for x in layouts]))
+    layouts = map(_packed, blocks)
+    first = next(layouts)
+    packed, scales = (part.new_empty(len(blocks), *part.shape) for part in first)
+    packed[0], scales[0] = first
+    for index, layout in enumerate(layouts, start=1):
+        packed[index], scales[index] = layout
+    return KernelLayout(packed, scales)
