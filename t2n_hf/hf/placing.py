@@ -53,6 +53,13 @@ def quantized(value: torch.Tensor, choice: Choice, *, dtype: torch.dtype, name: 
     return TransposedTensor.over(inner) if choice.transposed else inner
 
 
+def _settle(packed: torch.Tensor) -> None:
+    """Let a weight that is to compute "fast" take its kernel's layout now, so that its bytes are those it will have."""
+    inner = packed.inner if isinstance(packed, TransposedTensor) else packed
+    if getattr(inner, "compute", "exact") == "fast" and hasattr(inner, "pack_for_kernel"):
+        inner.pack_for_kernel()
+
+
 @dataclass(kw_only=True)
 class Placing:
     """What one call of from_pretrained knows, from the empty model to the loaded one."""
@@ -102,6 +109,7 @@ class Placing:
             return self._offloaded(name, value, key, dtype) if on_disk else value
         value = self._before_rounding(name, value, key)
         packed = quantized(value, choice, dtype=dtype, name=name, compute=self.config.compute)
+        _settle(packed)
         self.pages.used(value.nbytes)
         return parameter_of(self._spilled(name, packed) if on_disk else packed, name)
 
@@ -191,7 +199,10 @@ class Placing:
         if self.placement.on_disk(name):
             return self._stored_on_disk(name, form, state, wanted)
         packed = packed.to(wanted.dtype)
-        return packed.with_compute(self.config.compute) if hasattr(packed, "with_compute") else packed
+        if hasattr(packed, "with_compute"):
+            packed = packed.with_compute(self.config.compute)
+        _settle(packed)
+        return packed
 
     def _stored_on_disk(self, name: str, form: StoredForm, state: OffloadState, wanted: torch.Tensor) -> torch.Tensor:
         device, spill_dir = self.placement.execution_device, self.config.spill_dir

@@ -37,9 +37,11 @@ class Choice:
     reason: str = ""
     by_user: bool = False
 
-    def nbytes(self, shape: Iterable[int]) -> int | None:
-        """Bytes that the parameter takes at rest, None when it is not quantized."""
-        return None if self.format is None else self.format.packed_nbytes(_as_held(tuple(shape), self.transposed))
+    def nbytes(self, shape: Iterable[int], compute: str) -> int | None:
+        """Bytes that the parameter takes in memory, None when it is not quantized."""
+        if self.format is None:
+            return None
+        return self.format.resident_nbytes(_as_held(tuple(shape), self.transposed), compute)
 
 
 Plan = Mapping[str, Choice]
@@ -70,6 +72,7 @@ def make_plan(model: "PreTrainedModel", config: T2NConfig) -> Plan:
     chosen = _format_or_none(config.weights)
     skips.refuse_contradictions(tables)
     plan: dict[str, Choice] = {}
+    groups = tied_groups(model)
     for name, module, parameter in _parameters(model):
         table = tables.get(name)
         if table is not None:
@@ -77,7 +80,7 @@ def make_plan(model: "PreTrainedModel", config: T2NConfig) -> Plan:
         else:
             plan[name] = skips.reason(name) or _of_weight(name, module, parameter, chosen)
     skips.warn_about_unused()
-    return _agree_on_ties(plan, tied_groups(model), tables)
+    return _agree_on_ties(plan, groups, tables)
 
 
 def _parameters(model: "PreTrainedModel") -> Iterator[tuple[str, nn.Module, nn.Parameter]]:

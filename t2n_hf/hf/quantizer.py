@@ -135,7 +135,7 @@ class T2NQuantizer(HfQuantizer):
             nbytes = None if self._placing is None else self._placing.stored_nbytes(param_name)
         else:
             choice = self.plan.get(param_name, Choice())
-            nbytes = choice.nbytes(param.shape)
+            nbytes = choice.nbytes(param.shape, self.quantization_config.compute)
         return param.element_size() if nbytes is None else nbytes / param.numel()
 
     def get_quantize_ops(self) -> PlaceWeights:
