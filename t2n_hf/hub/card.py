@@ -176,12 +176,14 @@ def _running(manifest: ExportManifest) -> list[str]:
         "## Run it in tract alone\n\n"
         "```python\n"
         "import tract\n\n"
-        "nnef = tract.nnef().with_tract_transformers().with_tract_extra().with_extended_identifier_syntax()\n"
-        f'model = nnef.load("{manifest.archive}").into_model()\n'
+        "loader = tract.nnef().with_tract_transformers().with_tract_extra().with_extended_identifier_syntax()\n"
+        f'model = loader.load("{manifest.archive}").into_runnable()\n'
+        "# model.run([...]) takes the inputs below in their order, and gives the outputs in theirs\n"
         "```\n\n"
         "or, with the command line of tract:\n\n"
         "```sh\n"
-        f"tract --nnef-tract-core --nnef-tract-transformers --nnef-tract-extra {manifest.archive} dump\n"
+        f"tract {manifest.archive} --nnef-tract-core --nnef-tract-transformers --nnef-tract-extra "
+        "--nnef-extended-identifier dump\n"
         "```"
     )
     if manifest.least_tract:
@@ -210,7 +212,9 @@ def _files(manifest: ExportManifest) -> str:
     size = sum(entry.size for entry in manifest.files.values())
     text = f"## Files\n\n{len(manifest.files)} files, {size / 1e6:.1f} MB; `{MANIFEST_NAME}` has the sha256 of each."
     if manifest.dense:
-        text += f" {len(manifest.dense)} weights that could have been quantized are not; `{MANIFEST_NAME}` says why."
+        text += (
+            f" Weights that could have been quantized and are not: {len(manifest.dense)}; the reasons are there too."
+        )
     return text
 
 

@@ -1,6 +1,9 @@
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+import numpy as np
 import pytest
 import yaml
 from hub_folders import make_export, write_manifest
@@ -82,14 +85,25 @@ def test_the_card_says_how_to_run_the_model(manifest):
         'TractModelForCausalLM.from_pretrained("alice/tiny-q4")',
         "t2n-hf generate alice/tiny-q4 --prompt",
         'pull_nnef_from_hub("alice/tiny-q4")',
-        "tract --nnef-tract-core",
-        'nnef.load("model.nnef.tgz")',
+        "tract model.nnef.tgz --nnef-tract-core",
+        'loader.load("model.nnef.tgz")',
         "tract 0.23.9",
         "only after `import t2n_hf`",
         "| input | `x` | f32 | [1, 4] |",
     ):
         assert told in text
     assert "<repo>" not in text
+
+
+@pytest.mark.tract
+def test_what_the_card_says_of_tract_runs(tmp_path):
+    folder = make_export(tmp_path / "export", numbers=np.eye(4, dtype=np.float32))
+    code = (
+        (folder / "README.md").read_text().split("## Run it in tract alone")[1].split("```python\n")[1].split("```")[0]
+    )
+    code += "import numpy\nprint(model.run([numpy.ones((1, 4), numpy.float32)])[0].to_numpy())"
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout == "[[1. 1. 1. 1.]]\n"
 
 
 def test_an_encoder_is_not_told_to_generate(manifest):
