@@ -231,3 +231,36 @@ def test_a_plain_weight_can_be_replaced_by_its_quantized_form(stored):
     weight.copy_(packed)
     assert weight.inner_class is None
     assert torch.equal(weight.to_base_tensor(), packed.to_base_tensor())
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_in_inference_mode_persists_too(stored, write):
+    expected = stored[1]["linear"].clone()
+    weight = OffloadedTensor.from_byte_range(stored[2]["linear"], "linear")
+    with torch.inference_mode():
+        WRITES[write](expected)
+        WRITES[write](weight)
+    assert torch.equal(weight.to_base_tensor(), expected)
+
+
+@pytest.mark.parametrize("pooled", [True, False], ids=["pool", "direct"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda w: w.chunk(2)[0].mul_(0),
+        lambda w: w.unbind()[1].sub_(1),
+        lambda w: w.diagonal().fill_(1),
+        lambda w: w[1:3][0].add_(1),
+        lambda w: w.transpose(0, 1)[0].zero_(),
+        lambda w: w.mT.zero_(),
+        lambda w: torch.add(torch.ones(24 * 64), 1, out=w.view(-1)),
+    ],
+    ids=["chunk", "unbind", "diagonal", "slice", "transpose", "mT", "out"],
+)
+def test_a_write_to_a_view_is_refused_and_nothing_changes(stored, write, pooled):
+    weight = OffloadedTensor.from_byte_range(stored[2]["linear"], "linear")
+    with TensorResidencyPool() as pool:
+        weight.bind_pool(pool if pooled else None)
+        with pytest.raises(InPlaceError, match="linear"):
+            write(weight)
+        assert torch.equal(weight.to_base_tensor(), stored[1]["linear"])
