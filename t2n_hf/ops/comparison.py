@@ -70,10 +70,10 @@ def _truth(emit: Emit, x: Operand) -> Operand:
     return emit.cast(x, torch.bool) if isinstance(x, Value) else bool(x)
 
 
+# The bit operators serve for booleans too: on `and` of two conditions on index ranges (a sliding window's mask) tract
+# 0.23.9 does not come to an end when it loads an archive that asserts something of their lengths.
 def _bitwise(op: str) -> Callable[[Emit, Operand, Operand], Value]:
     def emitter(emit: Emit, left: Operand, right: Operand) -> Value:
-        if emit.dtype is torch.bool and op in ("and", "or"):
-            return emit.binary(op, left, right, torch.bool)
         return emit.binary(f"tract_core_bit{op}", _operand(emit, left), _operand(emit, right), emit.dtype)
 
     return emitter
@@ -102,8 +102,8 @@ def _logical(op: str) -> Callable[[Emit, Value, Value], Value]:
 
 
 for _name, _overloads in {
-    "and": (_aten.logical_and.default, _aten.logical_and_.default),
-    "or": (_aten.logical_or.default, _aten.logical_or_.default),
+    "tract_core_bitand": (_aten.logical_and.default, _aten.logical_and_.default),
+    "tract_core_bitor": (_aten.logical_or.default, _aten.logical_or_.default),
     "tract_core_bitxor": (_aten.logical_xor.default,),
 }.items():
     _emits(*_overloads)(_logical(_name))
