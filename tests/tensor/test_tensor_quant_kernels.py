@@ -1,5 +1,8 @@
 """The int4 kernel's layout: found by a probe, undone bit for bit, absent without harm."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,6 +79,18 @@ def test_without_a_kernel_fast_computes_exactly_and_says_why(monkeypatch):
     assert int4_kernel_report() == "the layout is another"
     with pytest.raises(UnsupportedOpError, match="no kernel: the layout is another"):
         kernels.required_kernel()
+
+
+@needs_kernel
+def test_the_first_use_may_be_inside_fake_tensor_mode():
+    program = (
+        "from torch._subclasses.fake_tensor import FakeTensorMode\n"
+        "from t2n_hf.tensor.quant.kernels import int4_kernel, int4_kernel_report\n"
+        "with FakeTensorMode():\n"
+        "    assert int4_kernel() is not None, int4_kernel_report()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_scales_and_quants_are_read_from_canonical_blocks():

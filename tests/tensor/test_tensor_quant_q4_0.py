@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from t2n_hf.contract import InferenceTarget
 from t2n_hf.errors import ConfigError, FormatError, QuantizationError
@@ -211,7 +212,7 @@ def test_one_table_serves_gather_and_product_in_both_layouts():
             assert torch.equal(found.clone(), expected)
         assert materialised_counts() == before
         for outside in (torch.tensor([200]), torch.tensor([-1])):
-            with pytest.raises(IndexError, match="table of 200"):
+            with pytest.raises(IndexError, match="out of range"):
                 F.embedding(outside, twin)
         with pytest.raises(IndexError):
             twin[200]
@@ -363,3 +364,33 @@ def test_transposing_needs_no_values():
     assert type(weight.T) is TransposedTensor
     assert type(weight.transpose(-1, 0)) is TransposedTensor
     assert weight.T.T is weight
+
+
+def test_defaults_that_others_set_change_nothing():
+    """from_pretrained builds models under another default device and dtype."""
+    floats, x, ids = noise(100, 64), noise(2, 64, seed=1), torch.tensor([1, 99])
+    expected = QTensorTractScaleOnly.quantize(floats).with_compute("fast")
+    product, rows = F.linear(x, expected), F.embedding(ids, expected)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            weight = QTensorTractScaleOnly.quantize(floats).with_compute("fast")
+            found, gathered = F.linear(x, weight), F.embedding(ids, weight)
+            assert torch.equal(weight.q4_0, expected.q4_0)
+            assert torch.equal(weight.to_base_tensor(), expected.to_base_tensor())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, product)
+    assert torch.equal(gathered, rows)
+
+
+def test_fake_tensors_compute_shapes_and_leave_the_real_weight_alone():
+    weight = QTensorTractScaleOnly.quantize(noise(100, 64)).with_compute("fast")
+    mode = FakeTensorMode()
+    fake = mode.from_tensor(weight)
+    with mode:
+        assert F.linear(torch.empty(2, 64), fake).shape == (2, 100)
+        assert F.embedding(torch.empty(2, 3, dtype=torch.int64), fake).shape == (2, 3, 64)
+        assert (torch.empty(2, 64) @ fake.T).shape == (2, 100)
+    assert type(fake) is QTensorTractScaleOnly
+    assert set(weight._parts()) == {"q4_0"}

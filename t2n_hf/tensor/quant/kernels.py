@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from t2n_hf.errors import UnsupportedOpError
 from t2n_hf.tensor.quant.q4_0_blocks import BLOCK_VALUES, blocks_from_quants, dequantize_quants, quants_of, scales_of
@@ -79,8 +80,8 @@ class TorchInt4Kernel:
         """Repack canonical blocks, uint8 (N, K/32, 18), a few rows at a time."""
         count, groups, _ = blocks.shape
         padded = -(-count // _ROW_MULTIPLE) * _ROW_MULTIPLE
-        packed = torch.empty(padded, groups * BLOCK_VALUES // 2, dtype=torch.uint8)
-        scales = torch.zeros(groups, padded, 2, dtype=torch.bfloat16)
+        packed = blocks.new_empty(padded, groups * BLOCK_VALUES // 2)
+        scales = blocks.new_zeros(groups, padded, 2, dtype=torch.bfloat16)
         for start in range(0, padded, _PACK_ROWS):
             part = blocks[start : start + _PACK_ROWS]
             quants = quants_of(part).flatten(-2)
@@ -139,10 +140,11 @@ def _probe(kernel: TorchInt4Kernel) -> str | None:
     """Say what does not hold on this machine, None when all does: the layout, the way back, and a product."""
     if not (hasattr(torch, "_convert_weight_to_int4pack_for_cpu") and hasattr(torch, "_weight_int4pack_mm_for_cpu")):
         return f"torch {torch.__version__} has no int4 CPU kernel"
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     rows, columns = 2 * _ROW_MULTIPLE, 2 * BLOCK_VALUES
-    quants = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.int32)
-    scales = (torch.rand(rows, columns // BLOCK_VALUES, generator=generator) - 0.5).to(torch.float16)
+    quants = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.int32, device="cpu")
+    spread = torch.rand(rows, columns // BLOCK_VALUES, generator=generator, dtype=torch.float32, device="cpu")
+    scales = (spread - 0.5).to(torch.float16)
     blocks = blocks_from_quants(quants.to(torch.uint8), scales)
     ours = kernel.pack(blocks)
     if not torch.equal(ours.packed.view(-1), torch._convert_weight_to_int4pack_for_cpu(quants, 1).view(-1)):
@@ -150,7 +152,7 @@ def _probe(kernel: TorchInt4Kernel) -> str | None:
     back, back_scales = kernel.unpack(ours, 0, rows)
     if not torch.equal(blocks_from_quants(back.flatten(-2), back_scales), blocks):
         return "canonical blocks do not come back from the kernel's layout"
-    x = torch.rand(3, columns, generator=generator).to(torch.bfloat16)
+    x = torch.rand(3, columns, generator=generator, dtype=torch.float32, device="cpu").to(torch.bfloat16)
     expected = x.float() @ dequantize_quants(back, back_scales, torch.float32).T
     if not torch.allclose(kernel.matmul(x, ours).float(), expected, rtol=0.05, atol=0.1):
         return "the kernel's product is wrong on a known pattern"
@@ -163,7 +165,9 @@ def _probed() -> tuple[TorchInt4Kernel | None, str]:
     for width in (64, 32, 16):
         kernel = TorchInt4Kernel(width)
         try:
-            problem = _probe(kernel)
+            # The first fast product may happen inside FakeTensorMode, where nothing is computed.
+            with _disable_current_modes():
+                problem = _probe(kernel)
         except RuntimeError as error:
             problem = f"the kernel raised {type(error).__name__}: {error}"
         if problem is None:

@@ -62,7 +62,8 @@ class BlockStorage:
         held = self.held
         if isinstance(held, KernelLayout):
             return held
-        if held.device.type != "cpu" or int4_kernel() is None:
+        # Only plain tensors are packed: a fake one has no bytes, and its layout would be kept for ever.
+        if held.device.type != "cpu" or type(held) is not torch.Tensor or int4_kernel() is None:
             return None
         with self._lock:
             if not isinstance(self.held, KernelLayout):
@@ -75,7 +76,7 @@ class BlockStorage:
         if not isinstance(held, KernelLayout):
             return held
         shape = self.shape
-        blocks = torch.empty(*shape[:-1], shape[-1] // BLOCK_VALUES, BLOCK_NBYTES, dtype=torch.uint8)
+        blocks = held.packed.new_empty(*shape[:-1], shape[-1] // BLOCK_VALUES, BLOCK_NBYTES)
         if len(shape) > 2:
             for index in range(shape[0]):
                 blocks[index] = self.item(index).canonical()
@@ -108,11 +109,9 @@ class BlockStorage:
     def gather(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Dequantize the rows at `rows`, i64 (T,), of a 2-D weight: (T, K). Raises IndexError outside 0..N-1."""
         held = self.held
-        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.rows:
-            raise IndexError(
-                f"index out of range: rows {int(rows.min())} to {int(rows.max())} of a table of {self.rows}"
-            )
         if isinstance(held, KernelLayout):
+            if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.rows:
+                raise IndexError(f"index out of range: rows {int(rows.min())} to {int(rows.max())} of {self.rows}")
             return dequantize_quants(*required_kernel().gather(held, rows), dtype)
         blocks = held.index_select(0, rows)
         return dequantize_quants(quants_of(blocks), scales_of(blocks), dtype)
