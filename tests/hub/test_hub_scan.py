@@ -17,7 +17,7 @@ from t2n_hf.hub.stage import stage
 
 FACTS = LocalFacts(
     token=TOKEN,
-    paths=("/srv/joanna/work", "/tmp", "/root", r"D:\data\joanna"),
+    paths=("/srv/joanna/work", "/tmp", "/opt", r"D:\data\joanna"),
     names=("joanna", "blackbird", "user", "vm"),
 )
 OTHER_TOKEN = "hf_" + "Q" * 24
@@ -27,7 +27,7 @@ LEAKS = {
     "a folder of this process": ("see /srv/joanna/work/run.py", "a path of this machine"),
     "the temporary folder": ("see /tmp/abc", "a path of this machine"),
     "a Windows folder of this process": (r"see D:\data\joanna", "a path of this machine"),
-    "the home folder": ("in /root/models", "a path of this machine"),
+    "the home folder": ("in /opt/models", "a path of this machine"),
     "somebody's home": ("in /home/somebody/models", "a path in a user's folder"),
     "a Mac home": ("in /Users/somebody/models", "a path in a user's folder"),
     "a Windows home": (r"in C:\Users\somebody", "a path in a user's folder"),
@@ -41,7 +41,7 @@ HARMLESS = [
     "joannas blackbirds",
     "the user says vm, in C:\\windows",
     "https://example.org/tmp/x and https://example.org/home/x/y",
-    "/root and /tmp alone",
+    "/opt and /tmp alone",
     "hf_short",
     "/srv/joannas/workshop",
     "ratio 1:/home",
