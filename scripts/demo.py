@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from t2n_hf import T2NConfig, TractModelForCausalLM, export_nnef
 
@@ -40,6 +41,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="keep the export here (default: a temporary folder)")
     parser.add_argument("--tokens", type=int, default=20, help="greedy tokens to compare")
     arguments = parser.parse_args()
+    if not sys.stderr.isatty():
+        disable_progress_bar()
     console = Console()
     table = Table(show_header=False, box=None)
 
@@ -66,8 +69,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         out = arguments.out or Path(scratch) / "export"
         report = export_nnef(model, out, tokenizer=tokenizer, check=True, overwrite=arguments.out is not None)
-        console.print(report)
-        row("export", f"{sum(report.seconds.values()):.1f} s, archive {report.archive.stat().st_size / 1e6:.1f} MB")
+        console.print(str(report), highlight=False, soft_wrap=True)
+        row("export", f"{report.seconds['total']:.1f} s, archive {report.archive.stat().st_size / 1e6:.1f} MB")
         row("checked in tract", f"max relative error {report.max_rel_error:.2g}")
         del model
         archive = TractModelForCausalLM.from_pretrained(out)
