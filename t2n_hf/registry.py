@@ -1,8 +1,11 @@
 """OFFLOAD_STATE_TAG -> class: classes defined in this process, and entry points, imported on first use."""
 
+import os
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -29,8 +32,23 @@ def _distribution(point: EntryPoint) -> str:
 
 
 def _declared() -> dict[str, list[EntryPoint]]:
+    return _declared_in(tuple((folder, _changed_ns(folder)) for folder in sys.path), entry_points)
+
+
+def _changed_ns(folder: str) -> int:
+    try:
+        return os.stat(folder or os.curdir).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=1)
+def _declared_in(
+    folders: tuple[tuple[str, int], ...], find: Callable[..., Iterable[EntryPoint]]
+) -> dict[str, list[EntryPoint]]:
+    """Read the metadata of all distributions (milliseconds), once for each state of the folders that they are in."""
     found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
+    for point in find(group=ENTRY_POINT_GROUP):
         others = found.setdefault(point.name, [])
         # The same distribution can be seen twice (an editable install beside its build folder).
         if all(_distribution(other) != _distribution(point) or other.value != point.value for other in others):
@@ -78,12 +96,14 @@ def class_of_tag(tag: str) -> type[SupportsOffloadState]:
         raise _unknown(tag, "offload-state tag")
     try:
         return _load(points[0])
-    except Exception as error:  # noqa: BLE001 - a plugin may raise anything while it is imported
+    except Exception as error:
         warnings.warn(
             f"plugin {points[0].value} of {_distribution(points[0])} is skipped: {type(error).__name__}: {error}",
             stacklevel=2,
         )
-        raise _unknown(tag, "offload-state tag", f" ({_distribution(points[0])} declares it but does not load)") from error
+        raise _unknown(
+            tag, "offload-state tag", f" ({_distribution(points[0])} declares it but does not load)"
+        ) from error
 
 
 def format_class(name: str) -> type[WeightFormat]:

@@ -1,14 +1,15 @@
 """The two operations that transformers runs on weights while it loads: quantize (or offload), and rebuild."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
-from transformers.core_model_loading import ConversionOps
+from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming, WeightTransform
 
 from t2n_hf.errors import UnsupportedOpError
 from t2n_hf.hf.placing import Placing
 
-__all__ = ["PlaceWeights", "RebuildWeights"]
+__all__ = ["PlaceWeights", "RebuildWeights", "is_ours", "with_parts"]
 
 
 @final
@@ -73,3 +74,55 @@ class RebuildWeights(ConversionOps):
     def reverse_op(self) -> ConversionOps:
         """Refuse: saving writes parts itself, and the rule is taken from the model when it is loaded."""
         raise UnsupportedOpError("stored parts are written by the quantizer; this rule has no reverse")
+
+
+@final
+class _HideParts(WeightRenaming):
+    """First of all renamings: what is a part of a packed weight becomes a word that no other rule knows."""
+
+    __slots__ = ("hidden", "is_part")
+
+    def __init__(self, is_part: Callable[[str], bool], hidden: dict[str, str]) -> None:
+        super().__init__("t2n_hf", "t2n_hf")
+        self.is_part, self.hidden = is_part, hidden
+
+    def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
+        if not self.is_part(source_key):
+            return source_key, None
+        word = f"\0{len(self.hidden)}\0"
+        self.hidden[word] = source_key
+        return word, None
+
+
+@final
+class _ShowParts(WeightRenaming):
+    """Last of all renamings: the word becomes the part's own name again, whatever was put around it."""
+
+    __slots__ = ("hidden",)
+
+    def __init__(self, hidden: dict[str, str]) -> None:
+        super().__init__("t2n_hf", "t2n_hf")
+        self.hidden = hidden
+
+    def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
+        start, stop = source_key.find("\0"), source_key.rfind("\0")
+        return self.hidden.get(source_key[start : stop + 1], source_key), None
+
+
+def with_parts(
+    rules: Sequence[WeightTransform], rebuilding: Sequence[WeightConverter], is_part: Callable[[str], bool]
+) -> list[WeightTransform]:
+    """Join the model's own rules for names and weights with those that rebuild packed weights.
+
+    Parts are stored under the names that the model itself has. The model's rules are for other names, and for values
+    that can be split and merged: they must not see parts.
+    """
+    hidden: dict[str, str] = {}
+    return [_HideParts(is_part, hidden), *rebuilding, *rules, _ShowParts(hidden)]
+
+
+def is_ours(rule: WeightTransform) -> bool:
+    """Say whether a rule comes from `with_parts`."""
+    if isinstance(rule, (_HideParts, _ShowParts)):
+        return True
+    return any(isinstance(operation, RebuildWeights) for operation in getattr(rule, "operations", ()))

@@ -13,7 +13,7 @@ from t2n_hf.hf.device_map import Placement
 from t2n_hf.hf.disk_sources import StoredParts
 from t2n_hf.hf.plan import Choice, Plan
 from t2n_hf.hf.sources import CheckpointSources, MappedPages, total_nbytes
-from t2n_hf.hf.stored import StoredForm, StoredForms
+from t2n_hf.hf.stored import StoredForm, StoredForms, key_of_part
 from t2n_hf.hf.weights import replace_parameter
 from t2n_hf.registry import class_of_tag
 from t2n_hf.store.checkpoint import ByteRange
@@ -167,9 +167,9 @@ class Placing:
         form = self.form_of(name)
         if form is None or self.sources is None:
             return {}
-        keys = [key for _, key in self.sources.of(name)]
-        found = {part: next((k for k in keys if k.endswith(f"_{part}")), None) for part in form.parts}
-        return {part: self.sources.index[key] for part, key in found.items() if key is not None}
+        stored = self.forms.stored_name(name, self.model.base_model_prefix)
+        keys = {part: key_of_part(stored, part) for part in form.parts}
+        return {part: self.sources.index[key] for part, key in keys.items() if key in self.sources.index}
 
     def rebuild(self, name: str, parts: dict[str, torch.Tensor]) -> torch.Tensor:
         """Make the parameter `name` of its stored parts.

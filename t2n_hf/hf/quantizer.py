@@ -17,7 +17,7 @@ from transformers.quantizers.base import HfQuantizer
 
 from t2n_hf.errors import T2NError
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
-from t2n_hf.hf.conversions import PlaceWeights, RebuildWeights
+from t2n_hf.hf.conversions import PlaceWeights, RebuildWeights, is_ours, with_parts
 from t2n_hf.hf.device_map import Placement
 from t2n_hf.hf.hooks import attach_pool, offloaded_parameters
 from t2n_hf.hf.materialize import materialize
@@ -154,6 +154,13 @@ class T2NQuantizer(HfQuantizer):
         """Name the operation that makes a weight of its parts."""
         return {"deserialize": RebuildWeights}
 
+    def update_weight_conversions(self, weight_conversions: Any, model: "PreTrainedModel") -> Any:  # noqa: ANN401
+        """Add the rules that rebuild packed weights to those of the model."""
+        rebuilding = self.get_weight_conversions()
+        if not rebuilding:
+            return weight_conversions
+        return with_parts(weight_conversions, rebuilding, lambda key: self._forms.name_of_part(key) is not None)
+
     def rebuild(self, name: str, parts: dict[str, torch.Tensor]) -> torch.Tensor:
         """Make parameter `name` of its parts. What fails is raised when loading ends."""
         assert self._placing is not None
@@ -181,7 +188,7 @@ class T2NQuantizer(HfQuantizer):
             attach_pool(model, self._budget(model))
         # Saving reverses what loading did to names; the parts of packed weights are no part of that.
         rules: Any = model._weight_conversions
-        model._weight_conversions = [rule for rule in rules if not _rebuilds(rule)]  # type: ignore[assignment]
+        model._weight_conversions = [rule for rule in rules if not is_ours(rule)]  # type: ignore[assignment]
         adopt(model)
         self._warn_if_little(coverage_of(model, self.plan))
         return model
@@ -246,10 +253,6 @@ def _raise_first(failures: Iterable[T2NError]) -> None:
         raise type(first)(f"{first}. And {len(others) - 1} more: {more}") from first
     if first is not None:
         raise first
-
-
-def _rebuilds(rule: Any) -> bool:  # noqa: ANN401 - a WeightTransform
-    return any(isinstance(operation, RebuildWeights) for operation in getattr(rule, "operations", ()))
 
 
 def register() -> None:

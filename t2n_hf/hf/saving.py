@@ -112,6 +112,9 @@ def _save_pretrained(model: "PreTrainedModel", save_directory: Any, **options: A
     folder = Path(save_directory)
     _refuse_own_source(model, folder)
     packed = any(state_class(p) is not None for p in model.parameters())
+    if packed:
+        # Names as older checkpoints have them come with rules that split and merge values: not for packed parts.
+        options["save_original_format"] = False
     with warnings.catch_warnings(), nullcontext() if packed else _plain_config(model):
         # Said because some weights are on disk; they are read in turn, and need not fit in memory together.
         warnings.filterwarnings("ignore", message="Attempting to save a model with offloaded modules")

@@ -1,8 +1,9 @@
 """How packed tensors are named in a saved checkpoint, and how config.json says what they are.
 
-A parameter `x.weight` whose state has parts `qs` and `d` is stored as the tensors `x.weight_qs` and `x.weight_d`; its
-tag and meta are in `quantization_config["tensors"]`. (Not in the files' own metadata: safetensors writes two or more
-entries of it in a random order, and a checkpoint should have the same bytes each time.)
+A parameter `x.weight` whose state has parts `qs` and `d` is stored as the tensors `x.weight_qs` and `x.weight_d`, under
+the name that the model itself has for it (older checkpoints may have others); its tag and meta are in config.json, in
+`quantization_config["tensors"]`. (Not in the files' own metadata: safetensors writes two or more entries of it in a
+random order, and a checkpoint should have the same bytes each time.)
 """
 
 import json
@@ -47,6 +48,7 @@ class StoredForms:
 
     def __init__(self, forms: Mapping[str, StoredForm]) -> None:
         self._forms = dict(forms)
+        self._parts = sorted({part for form in forms.values() for part in form.parts}, key=len, reverse=True)
 
     def __bool__(self) -> bool:
         return bool(self._forms)
@@ -56,14 +58,24 @@ class StoredForms:
 
         The prefix lets a model with a head read the checkpoint of one without, and the other way round.
         """
-        names = [name]
-        if base_model_prefix:
-            names += [f"{base_model_prefix}.{name}", name.removeprefix(f"{base_model_prefix}.")]
-        for candidate in names:
+        for candidate in _candidates(name, base_model_prefix):
             form = self._forms.get(candidate) or self._forms.get(_NUMBER.sub("*", candidate))
             if form is not None:
                 return form
         return None
+
+    def name_of_part(self, key: str) -> str | None:
+        """Give the parameter that a tensor of the checkpoint, `key`, is a part of; None for a plain tensor."""
+        for part in self._parts:
+            name = key.removesuffix(f"_{part}")
+            form = self.find(name) if name != key else None
+            if form is not None and part in form.parts:
+                return name
+        return None
+
+    def stored_name(self, name: str, base_model_prefix: str = "") -> str:
+        """Give the name that parameter `name` has in the checkpoint: see `find`."""
+        return next(n for n in _candidates(name, base_model_prefix) if self.find(n) is not None)
 
     def serialized_names(self) -> dict[str, list[str]]:
         """Map the last part of parameter names to those that their parts are stored under, longest first."""
@@ -106,3 +118,9 @@ class StoredForms:
                     f"config.json: the parts of {name!r} must be identifiers, got {list(form.parts)!r:.200}"
                 )
         return cls(forms)
+
+
+def _candidates(name: str, base_model_prefix: str) -> list[str]:
+    if not base_model_prefix:
+        return [name]
+    return [name, f"{base_model_prefix}.{name}", name.removeprefix(f"{base_model_prefix}.")]

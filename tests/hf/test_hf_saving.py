@@ -135,6 +135,33 @@ def test_a_tied_table_is_stored_once(options, packed_table, tmp_path):
     assert torch.equal(logits(again), logits(packed))
 
 
+@pytest.mark.parametrize("weights", ["q4_0", "none"])
+def test_a_model_whose_checkpoints_merge_weights_comes_back(weights, tmp_path):
+    import transformers as hf
+
+    shape = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    config = hf.NomicBertConfig(**shape, num_attention_heads=4)
+    source = models.build(hf.NomicBertModel, config)
+
+    def hidden(model):
+        with torch.no_grad():
+            return model(models.prompt())[0]
+
+    folder = models.saved(source, tmp_path)
+    assert any("Wqkv" in name for name in CheckpointIndex.open(folder))
+    model = load(source, folder, T2NConfig(weights, modules_to_not_convert=[]), device_map=DISK)
+    if weights == "none":
+        assert torch.equal(hidden(model), hidden(source))
+        return
+    assert isinstance(model.layers[0].self_attn.q_proj.weight, OffloadedTensor)
+    assert model.layers[0].self_attn.q_proj.weight.inner_class is QTensorTractScaleOnly
+    first = models.saved(model, tmp_path)
+    for options in ({}, {"device_map": DISK}):
+        again = load(source, first, **options)
+        assert torch.equal(hidden(again), hidden(model))
+        assert content(models.saved(again, tmp_path)) == content(first)
+
+
 def test_untied_tables_are_stored_as_chosen(tmp_path):
     source = models.m2()
     packed = load(source, models.saved(source, tmp_path), T2NConfig(lm_head="q4_0"))
