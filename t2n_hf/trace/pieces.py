@@ -123,13 +123,15 @@ class PieceRecorder:
             _RECORDER.reset(token)
 
     def _caller(self, layer: nn.Module, where: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+        description = describe_layer(layer)  # now: values of buffers cannot be read while torch.export runs
+
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - the layer's result
-            return self._record(layer, where, bind(layer, args, kwargs, where))
+            return self._record(layer, where, description, bind(layer, args, kwargs, where))
 
         return call
 
-    def _record(self, layer: nn.Module, where: str, arguments: Arguments) -> Any:  # noqa: ANN401 - the layer's result
-        number, inputs, changed = self._kind_of(layer, where, arguments)
+    def _record(self, layer: nn.Module, where: str, description: Any, arguments: Arguments) -> Any:  # noqa: ANN401
+        number, inputs, changed = self._kind_of(layer, where, description, arguments)
         traced = self._kinds[number].traced
         call = len(self.calls)
         self.calls[call] = PieceCall(number, f"{self.name_weight(where)}.")
@@ -139,8 +141,14 @@ class PieceRecorder:
         arguments.replace({leaf: results[at] for leaf, at in zip(changed, traced.changed.values(), strict=True)})
         return traced.rebuild(results, inputs, arguments)
 
-    def _kind_of(self, layer: nn.Module, where: str, arguments: Arguments) -> tuple[int, list[int], list[int]]:
-        description, index = describe_layer(layer), layer_index(layer)
+    def _kind_of(
+        self,
+        layer: nn.Module,
+        where: str,
+        description: Any,  # noqa: ANN401 - any value with an equality
+        arguments: Arguments,
+    ) -> tuple[int, list[int], list[int]]:
+        index = layer_index(layer)
         for number, kind in enumerate(self._kinds):
             leaves = kind.leaves_for(arguments, index) if kind.description == description else None
             if leaves is not None:

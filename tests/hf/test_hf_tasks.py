@@ -313,7 +313,7 @@ def test_nothing_of_the_model_is_touched_by_describing_it():
 
 
 @pytest.mark.parametrize(
-    ("family", "kinds"), [("mixtral", 1), ("gemma3", 2), ("gpt2", 1), ("gpt-neox", 1), ("phi3", 1)]
+    ("family", "kinds"), [("mixtral", 1), ("gemma3", 2), ("gpt-neo", 2), ("gpt2", 1), ("gpt-neox", 1), ("phi3", 1)]
 )
 def test_each_kind_of_layer_is_captured_once(family, kinds):
     captured = capture(interface_of(causal(*CAUSAL[family])), torch.float32, "pieces")
