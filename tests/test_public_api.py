@@ -49,6 +49,7 @@ PUBLIC = {
         "set_opaque_tensor_in_params_as_ref",
         "trace_tensor_device_for_func",
     },
+    "t2n_hf.testing": {"ModelConformance", "WeightFormatConformance"},
 }
 
 
