@@ -20,6 +20,9 @@ __all__ = ["TOLERANCES", "CheckResult", "available_bytes", "check_archive", "why
 TOLERANCES: Final = {"f32": 1e-4, "f16": 2e-2}
 _LOAD_FACTOR: Final = 2.5
 _INTERPRETER_NBYTES: Final = 300_000_000
+# tract has been seen to load for ever; a call that is just slow takes its time by the bytes of the weights.
+_TIMEOUT_S: Final = 600.0
+_TIMEOUT_BYTES_PER_S: Final = 1e7
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 
@@ -72,15 +75,23 @@ def why_skipped(weight_bytes: int, largest_dense_bytes: int, available: int | No
 
 
 def check_archive(
-    archive: Path, specs: Sequence[InputSpec], steps: Iterable[Step], *, dtype: str, tolerance: float | None = None
+    archive: Path,
+    specs: Sequence[InputSpec],
+    steps: Iterable[Step],
+    *,
+    dtype: str,
+    tolerance: float | None = None,
+    weight_bytes: int = 0,
 ) -> CheckResult:
     """Run `steps` in tract, each fed with tract's own outputs of the step before, and compare.
 
-    Raises CheckError naming output, step and place of the first value beyond the tolerance, TractError if tract fails.
+    `weight_bytes` is the size of the weights: a call of tract may take ten minutes, and longer for large ones. Raises
+    CheckError naming output, step and place of the first value beyond the tolerance, TractError when tract fails.
     """
     comparison = _Comparison(TOLERANCES[dtype] if tolerance is None else tolerance)
     dtypes = {spec.name: np.dtype(dtype_named(spec.dtype).numpy) for spec in specs}
-    with TractRunner(archive) as runner:
+    timeout_s = _TIMEOUT_S + weight_bytes / _TIMEOUT_BYTES_PER_S
+    with TractRunner(archive, timeout_s=timeout_s) as runner:
         before: Mapping[str, np.ndarray] = {}
         for number, step in enumerate(steps):
             given = {name: value.astype(dtypes[name]) for name, value in step.inputs.items()}

@@ -28,13 +28,16 @@ def verify(interface: Interface, graph: Graph, config: ExportConfig, archive: Pa
     if not config.check:
         return Verdict(status="skipped: not asked for")
     largest = max((p.numel() * 4 for p in interface.weight_owner.parameters()), default=0)
-    why = why_skipped(sum(weight.nbytes for weight in graph.weights), largest, available_bytes())
+    weight_bytes = sum(weight.nbytes for weight in graph.weights)
+    why = why_skipped(weight_bytes, largest, available_bytes())
     if why is not None:
         return Verdict(status=f"skipped: {why}")
     assert config.dtype is not None
     steps = _references(interface, graph)
     gc.collect()  # modules and hooks refer to each other; tract loads beside what is left
-    result = check_archive(archive, graph.specs, steps, dtype=config.dtype, tolerance=config.tolerance)
+    result = check_archive(
+        archive, graph.specs, steps, dtype=config.dtype, tolerance=config.tolerance, weight_bytes=weight_bytes
+    )
     return Verdict(status="passed", result=result)
 
 
