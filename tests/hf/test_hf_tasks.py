@@ -5,7 +5,6 @@ from torch import nn
 from transformers import DynamicCache
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.rotary import rope_switch
 from t2n_hf.hf.tasks import auto_class, capture_settings, detect_task, interface_of, usable_context
 from t2n_hf.trace.capture import capture
 
@@ -115,21 +114,6 @@ def test_an_exported_decoder_follows_the_model_at_lengths_that_were_not_traced(f
             torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-5)
             past += new
     assert all(cache.shape[2] == past for cache in caches)
-
-
-@pytest.mark.parametrize("length", [31, 32, 33, 64])
-def test_longrope_is_right_on_both_sides_of_its_switch(length):
-    model = causal(*CAUSAL["phi3"])
-    interface = interface_of(model)
-    module = exported(interface)
-    ids = torch.randint(1, 64, (1, length))
-    with torch.no_grad():
-        expected = model(input_ids=ids, use_cache=False).logits[:, -1:]
-        torch.testing.assert_close(module(ids, empty_caches(interface))[0], expected, rtol=2e-4, atol=2e-5)
-        wrong = model(input_ids=ids[:, :4], use_cache=False).logits[:, -1:]
-        assert (wrong - expected).abs().max() > 1e-2
-    assert rope_switch(model.config) == interface.extra["rope_switch"] == 32
-    assert interface.extra["max_context"] == 128
 
 
 @pytest.mark.parametrize(("cls", "config", "options"), ENCODERS.values(), ids=ENCODERS)
@@ -249,17 +233,6 @@ def test_experts_are_batched_only_while_capturing():
     with capture_settings(model):
         assert model.config._experts_implementation == "batched_mm"
     assert model.get_experts_implementation() == before
-
-
-def test_a_model_that_ran_beyond_the_switch_is_still_captured_with_both_sides():
-    model = causal(*CAUSAL["phi3"])
-    with torch.no_grad():
-        model(input_ids=torch.randint(1, 64, (1, 50)))
-        interface = interface_of(model)
-        module = exported(interface)
-        ids = torch.randint(1, 64, (1, 10))
-        expected = model(input_ids=ids).logits[:, -1:]
-        torch.testing.assert_close(module(ids, empty_caches(interface))[0], expected, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(
