@@ -40,7 +40,7 @@ def plan_fragment(captured: Captured, number: int) -> FragmentPlan:
 
 
 def _invariant_inputs(captured: Captured, number: int) -> set[fx.Node]:
-    """Inputs that every layer of the kind is given by the same node; a single layer shares with layers of other kinds."""
+    """Inputs that all layers of the kind get from one node; a single layer may share them with other kinds."""
     calls = [node for node in captured.graph.nodes if node.target is LAYER_OP]
     mine = [node for node in calls if captured.calls[node.args[0]].piece == number]
     uses: dict[fx.Node, int] = {}

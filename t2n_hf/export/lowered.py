@@ -11,7 +11,7 @@ __all__ = ["Lowered", "MissingOp", "WeightBinding", "WeightFormatInfo"]
 
 @dataclass(frozen=True)
 class WeightFormatInfo:
-    """How a weight will be stored: "dense" or a block format; `transposed` when its last two axes are stored swapped."""
+    """How a weight is stored: "dense" or a block format; `transposed` when its last two axes are stored swapped."""
 
     format: str = "dense"
     transposed: bool = False

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import math
 import sympy
 from torch import fx
 
@@ -21,6 +22,12 @@ from t2n_hf.trace.pieces import LAYER_OP
 __all__ = ["Lowering"]
 
 _DENSE: Final = WeightFormatInfo()
+
+
+def _stored_shape(shape: tuple[int, ...], info: WeightFormatInfo) -> tuple[int, ...]:
+    """Shape of a `.dat`: tract reads block formats of rank 2, so that a stack of matrices has one row for each."""
+    stored = (*shape[:-2], shape[-1], shape[-2]) if info.transposed else shape
+    return (stored[0], math.prod(stored[1:])) if info.format != "dense" and len(stored) > 2 else stored
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ class Lowering:
                 label=fqn,
                 name=self._namer.unique(fqn),
                 fqn=fqn,
-                shape=(*shape[:-2], shape[-1], shape[-2]) if info.transposed else shape,
+                shape=_stored_shape(shape, info),
                 format=info.format,
                 transposed=info.transposed,
             )

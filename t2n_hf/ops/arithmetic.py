@@ -1,7 +1,6 @@
 """Sums, products, quotients, powers and extremes, element by element."""
 
 import math
-from typing import Any
 
 import torch
 
@@ -28,8 +27,8 @@ def _scaled(emit: Emit, operand: Operand, factor: Operand) -> Operand:
 
 
 @_emits(_aten.add.Tensor, _aten.add.Scalar, _aten.add_.Tensor, _aten.add_.Scalar)
-def add(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: Any) -> Value:
-    """left + alpha * right; of two booleans their disjunction."""
+def add(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: object) -> Value:
+    """Left + alpha * right; of two booleans their disjunction."""
     if emit.dtype is torch.bool:
         return emit.binary("or", left, right, torch.bool)
     right = _scaled(emit, right, alpha)
@@ -39,20 +38,20 @@ def add(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: Any)
 
 
 @_emits(_aten.sub.Tensor, _aten.sub.Scalar, _aten.sub_.Tensor, _aten.sub_.Scalar, _aten.subtract.Tensor)
-def sub(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: Any) -> Value:
-    """left - alpha * right."""
+def sub(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: object) -> Value:
+    """Left - alpha * right."""
     return emit.binary("sub", left, _scaled(emit, right, alpha), emit.dtype)
 
 
 @_emits(_aten.rsub.Tensor, _aten.rsub.Scalar)
-def rsub(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: Any) -> Value:
-    """right - alpha * left."""
+def rsub(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: object) -> Value:
+    """Right - alpha * left."""
     return emit.binary("sub", right, _scaled(emit, left, alpha), emit.dtype)
 
 
 @_emits(_aten.mul.Tensor, _aten.mul.Scalar, _aten.mul_.Tensor, _aten.mul_.Scalar, _aten.multiply.Tensor)
-def mul(emit: Emit, left: Operand, right: Operand, **_: Any) -> Value:
-    """left * right; of two booleans their conjunction."""
+def mul(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
+    """Left * right; of two booleans their conjunction."""
     if emit.dtype is torch.bool:
         return emit.binary("and", left, right, torch.bool)
     if _is(right, 1) and isinstance(left, Value):
@@ -64,14 +63,14 @@ def mul(emit: Emit, left: Operand, right: Operand, **_: Any) -> Value:
 
 @_emits(_aten.div.Tensor, _aten.div.Scalar, _aten.div_.Tensor, _aten.div_.Scalar, _aten.true_divide.Tensor)
 @_emits(_aten.divide.Tensor)
-def div(emit: Emit, left: Operand, right: Operand, **_: Any) -> Value:
-    """left / right; integers give floats."""
+def div(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
+    """Left / right; integers give floats."""
     return emit.binary("div", left, right, emit.dtype)
 
 
 @_emits(_aten.div.Tensor_mode, _aten.div.Scalar_mode, _aten.div_.Tensor_mode, _aten.div_.Scalar_mode)
-def div_mode(emit: Emit, left: Operand, right: Operand, rounding_mode: str | None = None, **_: Any) -> Value:
-    """left / right, rounded as asked."""
+def div_mode(emit: Emit, left: Operand, right: Operand, rounding_mode: str | None = None, **_: object) -> Value:
+    """Left / right, rounded as asked."""
     if rounding_mode is None:
         return div(emit, left, right)
     if rounding_mode == "floor":
@@ -86,8 +85,8 @@ def _truncated(emit: Emit, x: Value) -> Value:
 
 
 @_emits(_aten.floor_divide.default, _aten.floor_divide_.Tensor, _aten.floor_divide.Scalar)
-def floor_divide(emit: Emit, left: Operand, right: Operand, **_: Any) -> Value:
-    """left / right, rounded down. tract's division of integers rounds towards zero: the rest is made non-negative before."""
+def floor_divide(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
+    """Left / right, rounded down. tract divides integers towards zero, so the rest is taken away before."""
     dtype = emit.dtype
     if dtype.is_floating_point:
         return emit.unary("floor", emit.binary("div", left, right, dtype))
@@ -95,7 +94,7 @@ def floor_divide(emit: Emit, left: Operand, right: Operand, **_: Any) -> Value:
 
 
 @_emits(_aten.remainder.Tensor, _aten.remainder.Scalar, _aten.remainder_.Scalar, _aten.remainder.Scalar_Tensor)
-def remainder(emit: Emit, left: Operand, right: Operand, **_: Any) -> Value:
+def remainder(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
     """The rest of a division that rounds down; it has the sign of `right`."""
     dtype = emit.dtype
     if dtype.is_floating_point:
@@ -112,7 +111,7 @@ def _rest(emit: Emit, left: Operand, right: Operand) -> Value:
 
 
 @_emits(_aten.fmod.Tensor, _aten.fmod.Scalar)
-def fmod(emit: Emit, left: Operand, right: Operand, **_: Any) -> Value:
+def fmod(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
     """The rest of a division that rounds towards zero; it has the sign of `left`."""
     if not emit.dtype.is_floating_point:
         return _rest(emit, left, right)
@@ -122,7 +121,7 @@ def fmod(emit: Emit, left: Operand, right: Operand, **_: Any) -> Value:
 
 @_emits(_aten.pow.Tensor_Scalar, _aten.pow.Tensor_Tensor, _aten.pow.Scalar, _aten.pow_.Scalar, _aten.pow_.Tensor)
 def pow_(emit: Emit, base: Operand, exponent: Operand) -> Value:
-    """base ** exponent."""
+    """Base ** exponent."""
     dtype = emit.dtype
     if isinstance(base, Value) and isinstance(exponent, int | float):
         known = _known_power(emit, emit.cast(base, dtype), exponent)
@@ -147,7 +146,7 @@ def _known_power(emit: Emit, base: Value, exponent: float) -> Value | None:
 
 @_emits(_aten.square.default)
 def square(emit: Emit, x: Value) -> Value:
-    """x * x. tract turns a product of a tensor with itself into its `square`, which has no integers."""
+    """X * x. tract turns a product of a tensor with itself into its `square`, which has no integers."""
     if x.dtype.is_floating_point:
         return emit.binary("mul", x, x, x.dtype)
     return emit.unary("neg", emit.binary("mul", emit.unary("neg", x), x, x.dtype))
@@ -174,7 +173,7 @@ def extreme(emit: Emit, op: str, left: Operand, right: Operand) -> Value:
 
 @_emits(_aten.clamp.default, _aten.clamp.Tensor, _aten.clamp_.default, _aten.clip.default, _aten.clip_.default)
 @_emits(_aten.hardtanh_.default)
-def clamp(emit: Emit, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:  # noqa: A002
+def clamp(emit: Emit, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     """x, at least `min` and at most `max`; `max` wins."""
     result = emit.cast(x, emit.dtype)
     if min is not None and not _is(min, -math.inf):
@@ -186,38 +185,38 @@ def clamp(emit: Emit, x: Value, min: Operand | None = None, max: Operand | None 
 
 @_emits(_aten.hardtanh.default)
 def hardtanh(emit: Emit, x: Value, min_val: float = -1.0, max_val: float = 1.0) -> Value:
-    """x between two numbers."""
+    """X between two numbers."""
     return clamp(emit, x, min_val, max_val)
 
 
 @_emits(_aten.clamp_min.default, _aten.clamp_min_.default, _aten.clamp_min.Tensor)
-def clamp_min(emit: Emit, x: Value, min: Operand) -> Value:  # noqa: A002
+def clamp_min(emit: Emit, x: Value, min: Operand) -> Value:
     """x, at least `min`."""
     return clamp(emit, x, min, None)
 
 
 @_emits(_aten.clamp_max.default, _aten.clamp_max_.default, _aten.clamp_max.Tensor)
-def clamp_max(emit: Emit, x: Value, max: Operand) -> Value:  # noqa: A002
+def clamp_max(emit: Emit, x: Value, max: Operand) -> Value:
     """x, at most `max`."""
     return clamp(emit, x, None, max)
 
 
 @_emits(_aten.lerp.Scalar, _aten.lerp.Tensor)
 def lerp(emit: Emit, start: Value, end: Value, weight: Operand) -> Value:
-    """start + weight * (end - start)."""
+    """Start + weight * (end - start)."""
     step = emit.binary("mul", emit.binary("sub", end, start, emit.dtype), weight, emit.dtype)
     return emit.binary("add", start, step, emit.dtype)
 
 
 @_emits(_aten.addcmul.default)
 def addcmul(emit: Emit, x: Value, left: Value, right: Value, value: Operand = 1) -> Value:
-    """x + value * left * right."""
+    """X + value * left * right."""
     product = _scaled(emit, emit.binary("mul", left, right, emit.dtype), value)
     return emit.binary("add", x, product, emit.dtype)
 
 
 @_emits(_aten.addcdiv.default)
 def addcdiv(emit: Emit, x: Value, left: Value, right: Value, value: Operand = 1) -> Value:
-    """x + value * left / right."""
+    """X + value * left / right."""
     quotient = _scaled(emit, emit.binary("div", left, right, emit.dtype), value)
     return emit.binary("add", x, quotient, emit.dtype)

@@ -1,9 +1,10 @@
 """Writes calls of NNEF and tract operators, keeping track of shapes and dtypes, by the rules that tract's parser has.
 
-Ranks are aligned before every call (tract would align them on the left), axes are never negative, integers next to tensors
-are written as floats (tract gives them the tensor's type), and dtypes are made equal by casts.
+Ranks are aligned before every call (tract would align them on the left), axes are never negative, integers next to
+tensors are written as floats (tract gives them the tensor's type), and dtypes are made equal by casts.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -65,7 +66,7 @@ class Builder:
         if isinstance(arg, sympy.Expr):
             return dim(arg)
         if isinstance(arg, list | tuple):
-            return [self._argument(item) for item in arg]
+            return type(arg)(self._argument(item) for item in arg)
         return arg
 
     # Numbers and dtypes
@@ -119,7 +120,7 @@ class Builder:
     def binary(
         self, op: str, left: Operand, right: Operand, dtype: torch.dtype, result: torch.dtype | None = None
     ) -> Value:
-        """`op(left, right)` computed in `dtype` and broadcast as torch does; `result` is the dtype of what comes out."""
+        """`op(left, right)` computed in `dtype` and broadcast as torch does; `result` is the dtype that comes out."""
         a, b = self.aligned([left, right], dtype)
         shape = broadcast_shapes(*(x.shape for x in (a, b) if isinstance(x, Value)))
         return self.call(op, a, b, out=(shape, result or dtype))
@@ -131,8 +132,7 @@ class Builder:
             return [self.tensor(x, dtype) for x in operands]
         rank = max(x.rank for x in values)
         return [
-            self.raised(self.cast(x, dtype), rank) if isinstance(x, Value) else self.literal(x, dtype)
-            for x in operands
+            self.raised(self.cast(x, dtype), rank) if isinstance(x, Value) else self.literal(x, dtype) for x in operands
         ]
 
     def select(self, condition: Operand, left: Operand, right: Operand, dtype: torch.dtype) -> Value:
@@ -172,7 +172,7 @@ class Builder:
         return self.call("squeeze", value, out=(shape, value.dtype), axes=sorted(axes))
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:
-        """Put axis `order[i]` at place i. Swapping the last two axes of a block weight writes nothing: its use sees to it."""
+        """Put axis `order[i]` at place i. Of a block weight the last two are swapped by the way that it is used."""
         order = list(order)
         if order == list(range(value.rank)):
             return value
@@ -233,7 +233,9 @@ class Builder:
 
     # Sums and products
 
-    def reduce(self, op: str, value: Value, axes: Sequence[int], *, keepdim: bool, dtype: torch.dtype | None = None) -> Value:
+    def reduce(
+        self, op: str, value: Value, axes: Sequence[int], *, keepdim: bool, dtype: torch.dtype | None = None
+    ) -> Value:
         """`op` over axes; tract keeps them, so they are squeezed away unless `keepdim`."""
         axes = sorted(axes)
         shape = [1 if axis in axes else length for axis, length in enumerate(value.shape)]
@@ -241,14 +243,15 @@ class Builder:
         return result if keepdim else self.squeeze(result, axes)
 
     def matmul(self, left: Value, right: Value, *, transpose_right: bool = False) -> Value:
-        """`left @ right`, both of rank >= 2, leading axes broadcast; a block weight on the right is used as it is stored."""
+        """`left @ right`, ranks >= 2, leading axes broadcast; a block weight on the right is used as it is stored."""
         rank = max(left.rank, right.rank)
-        rows, inner = left.shape[-2:]
+        rows = left.shape[-2]
         columns = right.shape[-2] if transpose_right else right.shape[-1]
         swap = transpose_right
         if right.block is not None:
             swap = transpose_right != right.transposed
-            if not swap:  # blocks run along the axis that is summed over, or the format is of no use
+            # Blocks run along the axis that is summed over, and matrices are stored one by one, or the format is of no use.
+            if not swap or right.rank > 2:
                 self._argument(right)
         if not left.dtype.is_floating_point:
             raise EmitError(f"{self.site}: tract has no product of {left.dtype} matrices; cast to float before")
@@ -276,7 +279,10 @@ class Builder:
         if value.transposed:
             out = ((*shape[:-2], shape[-1], shape[-2]), value.dtype)
         kind = tract_dtype(value.dtype)
-        rows = self.call("tract_core_gather", value.name, indices, out=out, axis=0, datum_type=kind)
+        # tract gathers from block formats of rank 2 only: matrices are stored as one row each, with the same blocks.
+        flat = (*indices.shape, math.prod(int(length) for length in value.shape[1:]))
+        rows = self.call("tract_core_gather", value.name, indices, out=(flat, value.dtype), axis=0, datum_type=kind)
+        rows = self.reshape(rows, out[0])
         rank = len(shape)
         return self.transpose(rows, [*range(rank - 2), rank - 1, rank - 2]) if value.transposed else rows
 

@@ -84,10 +84,22 @@ def _operand(emit: Emit, x: Operand) -> Operand:
 
 
 _BITWISE: Final = {
-    "and": (_aten.bitwise_and.Tensor, _aten.bitwise_and.Scalar, _aten.__and__.Tensor, _aten.__and__.Scalar)
-    + (_aten.bitwise_and_.Tensor, _aten.__iand__.Tensor),
-    "or": (_aten.bitwise_or.Tensor, _aten.bitwise_or.Scalar, _aten.__or__.Tensor, _aten.__or__.Scalar)
-    + (_aten.bitwise_or_.Tensor, _aten.__ior__.Tensor),
+    "and": (
+        _aten.bitwise_and.Tensor,
+        _aten.bitwise_and.Scalar,
+        _aten.bitwise_and_.Tensor,
+        _aten.__and__.Tensor,
+        _aten.__and__.Scalar,
+        _aten.__iand__.Tensor,
+    ),
+    "or": (
+        _aten.bitwise_or.Tensor,
+        _aten.bitwise_or.Scalar,
+        _aten.bitwise_or_.Tensor,
+        _aten.__or__.Tensor,
+        _aten.__or__.Scalar,
+        _aten.__ior__.Tensor,
+    ),
     "xor": (_aten.bitwise_xor.Tensor, _aten.bitwise_xor.Scalar, _aten.__xor__.Tensor, _aten.__xor__.Scalar),
 }
 for _name, _overloads in _BITWISE.items():
@@ -125,7 +137,7 @@ def bitwise_not(emit: Emit, x: Value) -> Value:
 
 @_emits(_aten.where.self, _aten.where.Scalar, _aten.where.ScalarSelf, _aten.where.ScalarOther)
 def where(emit: Emit, condition: Value, left: Operand, right: Operand) -> Value:
-    """left where condition, else right."""
+    """Left where condition, else right."""
     if emit.dtype is torch.bool:  # select knows numbers
         chosen = emit.select(condition, _as_integer(emit, left), _as_integer(emit, right), torch.int64)
         return emit.cast(chosen, torch.bool)
@@ -138,7 +150,7 @@ def _as_integer(emit: Emit, x: Operand) -> Operand:
 
 @_emits(_aten.masked_fill.Scalar, _aten.masked_fill.Tensor, _aten.masked_fill_.Scalar, _aten.masked_fill_.Tensor)
 def masked_fill(emit: Emit, x: Value, mask: Value, value: Operand) -> Value:
-    """value where mask, else x."""
+    """Value where mask, else x."""
     return where(emit, mask, value, x)
 
 

@@ -30,20 +30,20 @@ _ONES: Final = (_aten.ones.default, _aten.ones_like.default, _aten.new_ones.defa
 
 
 @_emits(*_ZEROS)
-def zeros(emit: Emit, *_: Any, **__: Any) -> Value:
+def zeros(emit: Emit, *_: object, **__: object) -> Value:
     """Zeros; also what torch leaves undefined."""
     return emit.full(emit.shape, 0, emit.dtype)
 
 
 @_emits(*_ONES)
-def ones(emit: Emit, *_: Any, **__: Any) -> Value:
+def ones(emit: Emit, *_: object, **__: object) -> Value:
     """Ones."""
     return emit.full(emit.shape, 1, emit.dtype)
 
 
 @_emits(_aten.full.default, _aten.full_like.default, _aten.fill.Scalar, _aten.fill_.Scalar)
 @_emits(_aten.fill.Tensor, _aten.fill_.Tensor)
-def full(emit: Emit, _like: Any, number: Number | Value, **_: Any) -> Value:  # noqa: ANN401 - a shape or a tensor
+def full(emit: Emit, _like: Any, number: Number | Value, **_: object) -> Value:  # noqa: ANN401 - a shape or a tensor
     """One value everywhere."""
     if isinstance(number, Value):
         return emit.broadcast(emit.cast(number, emit.dtype), emit.shape)
@@ -51,34 +51,34 @@ def full(emit: Emit, _like: Any, number: Number | Value, **_: Any) -> Value:  # 
 
 
 @_emits(_aten.new_full.default)
-def new_full(emit: Emit, _like: Value, _size: Any, number: Number | Value, **_: Any) -> Value:  # noqa: ANN401
+def new_full(emit: Emit, _like: Value, _size: Any, number: Number | Value, **_: object) -> Value:  # noqa: ANN401
     """One value everywhere."""
     return full(emit, None, number)
 
 
 @_emits(_aten.scalar_tensor.default)
-def scalar_tensor(emit: Emit, number: Number, **_: Any) -> Value:
+def scalar_tensor(emit: Emit, number: Number, **_: object) -> Value:
     """A number as a tensor of rank 0."""
     return emit.full((), number, emit.dtype)
 
 
 @_emits(_aten.arange.default)
-def arange(emit: Emit, end: Number, **_: Any) -> Value:
+def arange(emit: Emit, end: Number, **_: object) -> Value:
     """0, 1, ... below end."""
     return arange_step(emit, 0, end, 1)
 
 
 @_emits(_aten.arange.start)
-def arange_start(emit: Emit, start: Number, end: Number, **_: Any) -> Value:
+def arange_start(emit: Emit, start: Number, end: Number, **_: object) -> Value:
     """start, start + 1, ... below end."""
     return arange_step(emit, start, end, 1)
 
 
 @_emits(_aten.arange.start_step)
-def arange_step(emit: Emit, start: Number, end: Number, step: Number = 1, **_: Any) -> Value:
+def arange_step(emit: Emit, start: Number, end: Number, step: Number = 1, **_: object) -> Value:
     """start, start + step, ... up to end, not included."""
     if all(_whole(number) for number in (start, end, step)):
-        return emit.range(_length(start), _length(end), emit.dtype, int(step))  # type: ignore[arg-type]
+        return emit.range(_length(start), _length(end), emit.dtype, int(step))
     # Steps that are no integers: count, and scale.
     (count,) = emit.shape
     places = emit.range(0, count, emit.dtype)
@@ -94,7 +94,7 @@ def _length(number: Number) -> Length:
 
 
 @_emits(_aten.linspace.default)
-def linspace(emit: Emit, start: float, end: float, steps: int, **_: Any) -> Value:
+def linspace(emit: Emit, start: float, end: float, steps: int, **_: object) -> Value:
     """`steps` numbers from start to end, both included."""
     places = emit.range(0, steps, emit.dtype)
     step = (end - start) / (steps - 1) if steps > 1 else 0.0
@@ -102,7 +102,7 @@ def linspace(emit: Emit, start: float, end: float, steps: int, **_: Any) -> Valu
 
 
 @_emits(_aten.eye.default, _aten.eye.m)
-def eye(emit: Emit, *_: Any, **__: Any) -> Value:
+def eye(emit: Emit, *_: object, **__: object) -> Value:
     """Ones on the diagonal, zeros elsewhere."""
     rows, columns = emit.shape
     down = emit.unsqueeze(emit.range(0, rows, torch.int64), [1])

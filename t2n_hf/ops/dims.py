@@ -74,6 +74,8 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def _text(expression: sympy.Basic) -> str:
+    if expression.is_Add or (expression.is_number and expression < 0) or _is_negative_product(expression):
+        return _sum(expression)
     if expression.is_Symbol or expression.is_Integer:
         return str(expression)
     writer = _WRITERS.get(type(expression).__name__)
@@ -82,15 +84,22 @@ def _text(expression: sympy.Basic) -> str:
     return writer(expression)
 
 
+def _is_negative_product(expression: sympy.Basic) -> bool:
+    return bool(expression.is_Mul and expression.could_extract_minus_sign())
+
+
 def _atom(expression: sympy.Basic) -> str:
     text = _text(expression)
     return text if text.isidentifier() or text.isdigit() else f"({text})"
 
 
 def _sum(expression: sympy.Basic) -> str:
-    terms = [_text(term) for term in sympy.Add.make_args(expression) if not term.is_Integer]
-    numbers = [str(term) for term in sympy.Add.make_args(expression) if term.is_Integer]
-    return "+".join(terms + numbers).replace("+-", "-")
+    """Terms with a plus first: tract reads a minus in front as that of all that follows."""
+    terms = [term for term in sympy.Add.make_args(expression) if not term.is_Integer]
+    terms += [term for term in sympy.Add.make_args(expression) if term.is_Integer]
+    added = [_text(term) for term in terms if not term.could_extract_minus_sign()]
+    taken = [_text(-term) for term in terms if term.could_extract_minus_sign()]
+    return "-".join(["+".join(added) or "0", *taken])
 
 
 def _product(expression: sympy.Basic) -> str:
@@ -99,8 +108,7 @@ def _product(expression: sympy.Basic) -> str:
     others = [_atom(factor) for factor in factors if not factor.is_Rational]
     number = sympy.Mul(*numbers)
     if number.is_Integer:
-        head = {1: "", -1: "-"}.get(int(number), f"{number}*")
-        return head + "*".join(others)
+        return "*".join([str(number), *others] if number != 1 else others)
     # sympy divides only where the division is exact.
     top = "*".join([str(number.p), *others] if number.p != 1 else others)
     return f"({top})/{number.q}"
@@ -143,7 +151,6 @@ def _inner(expression: sympy.Basic) -> str:
 
 # By class name: torch brings its own integer functions.
 _WRITERS: Final[dict[str, Callable[[sympy.Basic], str]]] = {
-    "Add": _sum,
     "CeilToInt": _inner,
     "CeilDiv": _ceiling,
     "CleanDiv": _quotient,

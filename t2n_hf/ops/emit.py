@@ -15,7 +15,7 @@ from t2n_hf.nnef.names import Namer
 from t2n_hf.ops.builder import Builder
 from t2n_hf.ops.dims import Shape, length_of, same
 from t2n_hf.ops.table import EmitterTable
-from t2n_hf.ops.value import Value
+from t2n_hf.ops.value import Value, is_number
 
 __all__ = ["Emit", "EmitOptions", "module_of", "python_name", "source_line"]
 
@@ -116,11 +116,18 @@ class Emit(Builder):
         self._node, self.base = node, python_name(node)
         self.site = f"{node.target} in {module_of(node) or 'the model'}"
         start = len(self.body)
+        self._tensor_of_number(node)
         args, kwargs = self.operand(node.args), self.operand(node.kwargs)
         self.env[node] = self._checked(emitter(self, *args, **kwargs), result)
         if node in self.final_names:
             self.env[node] = self._renamed(self.env[node], self.final_names[node], start)
         self._node, self.base, self.site = outer
+
+    def _tensor_of_number(self, node: fx.Node) -> None:
+        """Constants of rank 0 are numbers to operators of several tensors; a function of one gets a tensor."""
+        tensors = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
+        if len(tensors) == 1 and len(node.args) > 0 and is_number(self.env.get(tensors[0])):
+            self.env[tensors[0]] = self.full((), self.env[tensors[0]], self.float_type(tensors[0].meta["val"].dtype))
 
     def write_outputs(self, outputs: Iterable[tuple[fx.Node, str]]) -> None:
         """Give every output its name: those that are inputs, or have several names, are copied."""
@@ -218,8 +225,10 @@ def source_line(node: fx.Node) -> str:
     """`file:line: code` of the innermost line of a model, torch's own modules left out, that a node comes from."""
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     outside = [frame for frame in frames if not any(part in frame["file"] for part in _LIBRARY)]
-    frame = (outside or frames or [None])[-1]
-    return f"{frame['file']}:{frame['line']}: {frame['code'].strip()}" if frame else ""
+    if not frames:
+        return ""
+    frame = (outside or frames)[-1]
+    return f"{frame['file']}:{frame['line']}: {frame['code'].strip()}"
 
 
 def python_name(node: fx.Node) -> str:

@@ -1,7 +1,6 @@
 """Elements chosen by other tensors."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ _emits = EMITTERS.emits
 
 
 @_emits(_aten.embedding.default)
-def embedding(emit: Emit, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
+def embedding(emit: Emit, weight: Value, indices: Value, *_: object, **__: object) -> Value:
     """Rows of a table."""
     return emit.gather(weight, emit.cast(indices, torch.int64), 0)
 
@@ -33,7 +32,7 @@ def index_select(emit: Emit, x: Value, dim: int, index: Value) -> Value:
 
 
 @_emits(_aten.gather.default)
-def gather(emit: Emit, x: Value, dim: int, index: Value, **_: Any) -> Value:
+def gather(emit: Emit, x: Value, dim: int, index: Value, **_: object) -> Value:
     """For each place of `index`, the element of x at that place but for one axis, where `index` says."""
     axis = axis_of(dim, x.rank)
     return emit.call("tract_core_gather_elements", x, index, out=(index.shape, x.dtype), axis=axis)
@@ -92,8 +91,8 @@ def _index_many(emit: Emit, x: Value, axes: list[int], places: list[Value]) -> V
 
 @_emits(_aten.scatter.src, _aten.scatter_.src, _aten.scatter.value, _aten.scatter_.value)
 @_emits(_aten.scatter_add.default, _aten.scatter_add_.default)
-def scatter(emit: Emit, x: Value, dim: int, index: Value, source: Operand, **_: Any) -> Value:
-    """x with elements of `source` put (or added) where `index` says along an axis."""
+def scatter(emit: Emit, x: Value, dim: int, index: Value, source: Operand, **_: object) -> Value:
+    """X with elements of `source` put (or added) where `index` says along an axis."""
     axis = axis_of(dim, x.rank)
     values = emit.tensor(source, x.dtype, index.shape)
     if values.rank == 0:
@@ -106,10 +105,10 @@ def scatter(emit: Emit, x: Value, dim: int, index: Value, source: Operand, **_: 
 
 
 @_emits(_aten.slice_scatter.default)
-def slice_scatter(
+def slice_scatter(  # noqa: PLR0917 - the operator's own signature
     emit: Emit, x: Value, source: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
-    """x with a slice replaced."""
+    """X with a slice replaced."""
     axis = axis_of(dim, x.rank)
     length = x.shape[axis]
     if step != 1:
@@ -124,15 +123,15 @@ def slice_scatter(
 
 @_emits(_aten.select_scatter.default)
 def select_scatter(emit: Emit, x: Value, source: Value, dim: int, index: int) -> Value:
-    """x with one element of an axis replaced."""
+    """X with one element of an axis replaced."""
     axis = axis_of(dim, x.rank)
     begin = x.shape[axis] + index if index < 0 else index
-    return slice_scatter(emit, x, emit.unsqueeze(source, [axis]), axis, begin)  # type: ignore[arg-type]
+    return slice_scatter(emit, x, emit.unsqueeze(source, [axis]), axis, begin)
 
 
 @_emits(_aten.masked_scatter.default)
 def masked_scatter(emit: Emit, x: Value, mask: Value, source: Value) -> Value:
-    """x with the next element of `source` wherever the mask is set, in order."""
+    """X with the next element of `source` wherever the mask is set, in order."""
     mask = emit.broadcast(mask, x.shape)
     flat = (emit.cast(mask, torch.int64),)
     count = emit.reshape(flat[0], (_total(x),))
@@ -152,7 +151,7 @@ def _total(x: Value) -> Length:
 
 
 @_emits(_aten.bucketize.Tensor)
-def bucketize(emit: Emit, x: Value, boundaries: Value, right: bool = False, **_: Any) -> Value:
+def bucketize(emit: Emit, x: Value, boundaries: Value, right: bool = False, **_: object) -> Value:
     """How many boundaries are below x (or equal to it, when `right`)."""
     wide, bounds = emit.unsqueeze(x, [x.rank]), emit.raised(boundaries, x.rank + 1)
     dtype = torch.promote_types(x.dtype, boundaries.dtype)

@@ -13,7 +13,7 @@ _emits = EMITTERS.emits
 
 
 def _product(emit: Emit, left: Value, right: Value, *, transpose_right: bool = False) -> Value:
-    """left @ right in the dtype of the node; tract multiplies floats only, so integers go through f32 (exact to 2**24)."""
+    """`left @ right` in the node's dtype; tract multiplies floats only, so integers go through f32, exact to 2**24."""
     dtype = emit.dtype
     if dtype.is_floating_point:
         return emit.matmul(emit.cast(left, dtype), emit.cast(right, dtype), transpose_right=transpose_right)
@@ -23,7 +23,7 @@ def _product(emit: Emit, left: Value, right: Value, *, transpose_right: bool = F
 
 @_emits(_aten.linear.default)
 def linear(emit: Emit, x: Value, weight: Value, bias: Value | None = None) -> Value:
-    """x @ weight.T + bias."""
+    """X @ weight.T + bias."""
     if x.rank == 1:
         product = emit.squeeze(_product(emit, emit.unsqueeze(x, [0]), weight, transpose_right=True), [0])
     else:
@@ -33,7 +33,7 @@ def linear(emit: Emit, x: Value, weight: Value, bias: Value | None = None) -> Va
 
 @_emits(_aten.matmul.default, _aten.mm.default, _aten.bmm.default)
 def matmul(emit: Emit, left: Value, right: Value) -> Value:
-    """left @ right; a vector on the left is a row, on the right a column."""
+    """Left @ right; a vector on the left is a row, on the right a column."""
     row, column = left.rank == 1, right.rank == 1
     a = emit.unsqueeze(left, [0]) if row else left
     b = emit.unsqueeze(right, [1]) if column else right
@@ -58,13 +58,13 @@ def _with_sum(emit: Emit, start: Value, product: Value, beta: Operand, alpha: Op
 
 @_emits(_aten.addmm.default, _aten.baddbmm.default)
 def addmm(emit: Emit, start: Value, left: Value, right: Value, beta: Operand = 1, alpha: Operand = 1) -> Value:
-    """beta * start + alpha * (left @ right)."""
+    """Beta * start + alpha * (left @ right)."""
     return _with_sum(emit, start, _product(emit, left, right), beta, alpha)
 
 
 @_emits(_aten.addmv.default)
 def addmv(emit: Emit, start: Value, left: Value, right: Value, beta: Operand = 1, alpha: Operand = 1) -> Value:
-    """beta * start + alpha * (left @ vector)."""
+    """Beta * start + alpha * (left @ vector)."""
     return _with_sum(emit, start, matmul(emit, left, right), beta, alpha)
 
 
@@ -87,5 +87,7 @@ def einsum(emit: Emit, equation: str, operands: list[Value], **_: object) -> Val
     values = [emit.cast(x, dtype) for x in operands]
     accumulator = "f64" if dtype is torch.float64 else "f32"
     expression = f"{inputs}->{output}"
-    result = emit.call("tract_core_einsum", values, out=(emit.shape, dtype), expr=expression, acc=accumulator, output="")
+    result = emit.call(
+        "tract_core_einsum", values, out=(emit.shape, dtype), expr=expression, acc=accumulator, output=""
+    )
     return emit.cast(result, emit.dtype)

@@ -35,7 +35,7 @@ def _affine(emit: Emit, x: Value, weight: Value | None, bias: Value | None) -> V
 
 
 @_emits(_aten.layer_norm.default)
-def layer_norm(
+def layer_norm(  # noqa: PLR0917 - the operator's own signature
     emit: Emit,
     x: Value,
     normalized_shape: Shape,
@@ -53,7 +53,7 @@ def layer_norm(
 def rms_norm(
     emit: Emit, x: Value, normalized_shape: Shape, weight: Value | None = None, eps: float | None = None
 ) -> Value:
-    """x / sqrt(mean(x ** 2) + eps) over the last axes, then weighted."""
+    """X / sqrt(mean(x ** 2) + eps) over the last axes, then weighted."""
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     if len(normalized_shape) == 1:
         result = emit.unary("tract_core_rms_norm", x, axis=x.rank - 1, eps=float(eps))
@@ -67,7 +67,7 @@ def rms_norm(
 
 
 @_emits(_aten.group_norm.default)
-def group_norm(
+def group_norm(  # noqa: PLR0917 - the operator's own signature
     emit: Emit,
     x: Value,
     groups: int,
@@ -78,7 +78,7 @@ def group_norm(
 ) -> Value:
     """Normalised within groups of channels, then weighted by channel."""
     batch, channels, *rest = x.shape
-    grouped = emit.reshape(x, (batch, groups, channels // groups * product(rest)))  # type: ignore[operator]
+    grouped = emit.reshape(x, (batch, groups, channels // groups * product(rest)))
     normal = emit.reshape(_standardized(emit, grouped, [2], eps), x.shape)
     by_channel = [None if v is None else _by_channel(emit, v, x.rank) for v in (weight, bias)]
     return emit.cast(_affine(emit, normal, *by_channel), emit.dtype)
@@ -138,7 +138,12 @@ def batch_norm(  # noqa: PLR0917 - the operator's own signature
 
 @_emits(_aten.linalg_vector_norm.default)
 def vector_norm(
-    emit: Emit, x: Value, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, **_: object  # noqa: A002
+    emit: Emit,
+    x: Value,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    **_: object,
 ) -> Value:
     """(sum of abs(x) ** ord) ** (1 / ord) over axes."""
     axes = list(range(x.rank)) if dim is None else [axis % x.rank for axis in dim]

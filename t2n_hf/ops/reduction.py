@@ -24,23 +24,19 @@ def _axes(x: Value, dim: int | Sequence[int] | None) -> list[int]:
 
 
 @_emits(_aten.sum.default, _aten.sum.dim_IntList)
-def sum_(
-    emit: Emit, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False, **_: Any
-) -> Value:
+def sum_(emit: Emit, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False, **_: object) -> Value:
     """Sum over axes."""
     return emit.reduce("sum_reduce", emit.cast(x, emit.dtype), _axes(x, dim), keepdim=keepdim)
 
 
 @_emits(_aten.mean.default, _aten.mean.dim)
-def mean(
-    emit: Emit, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False, **_: Any
-) -> Value:
+def mean(emit: Emit, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False, **_: object) -> Value:
     """Mean over axes."""
     return emit.reduce("mean_reduce", emit.cast(x, emit.dtype), _axes(x, dim), keepdim=keepdim)
 
 
 @_emits(_aten.prod.default, _aten.prod.dim_int)
-def prod(emit: Emit, x: Value, dim: int | None = None, keepdim: bool = False, **_: Any) -> Value:
+def prod(emit: Emit, x: Value, dim: int | None = None, keepdim: bool = False, **_: object) -> Value:
     """Product over axes."""
     return emit.reduce("tract_core_product_reduce", emit.cast(x, emit.dtype), _axes(x, dim), keepdim=keepdim)
 
@@ -157,7 +153,7 @@ def logsumexp(emit: Emit, x: Value, dim: Sequence[int], keepdim: bool = False) -
 
 
 @_emits(_aten.cumsum.default)
-def cumsum(emit: Emit, x: Value, dim: int, **_: Any) -> Value:
+def cumsum(emit: Emit, x: Value, dim: int, **_: object) -> Value:
     """Sum of an axis up to each place."""
     x = emit.cast(x, emit.dtype)
     if x.rank == 0:
@@ -166,7 +162,7 @@ def cumsum(emit: Emit, x: Value, dim: int, **_: Any) -> Value:
 
 
 @_emits(_aten.topk.default)
-def topk(emit: Emit, x: Value, k: Number, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Value]:  # noqa: A002
+def topk(emit: Emit, x: Value, k: Number, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Value]:
     """The k greatest (or smallest) elements of an axis, in order, and their places."""
     return _top(emit, x, k, axis_of(dim, x.rank), largest)
 
@@ -187,7 +183,9 @@ def sort(emit: Emit, x: Value, dim: int = -1, descending: bool = False) -> list[
 
 
 @_emits(_aten.sort.stable)
-def sort_stable(emit: Emit, x: Value, stable: bool | None = None, dim: int = -1, descending: bool = False) -> list[Value]:
+def sort_stable(
+    emit: Emit, x: Value, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> list[Value]:
     """An axis in order, and the places its elements had."""
     return sort(emit, x, dim, descending)
 

@@ -1,7 +1,6 @@
 """The same elements in another shape, another order, or another dtype."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -30,16 +29,16 @@ def _axes(axes: int | Sequence[int], rank: int) -> list[int]:
 
 @_emits(_aten.to.dtype, _aten.to.device, _aten.to.dtype_layout, _aten.to.other, _aten._to_copy.default)
 @_emits(_aten.type_as.default)
-def to(emit: Emit, x: Value | Number, *_: Any, **__: Any) -> Value:
-    """x in another dtype, which the node's result tells."""
+def to(emit: Emit, x: Value | Number, *_: object, **__: object) -> Value:
+    """X in another dtype, which the node's result tells."""
     return emit.tensor(x, emit.dtype)
 
 
 @_emits(_aten.alias.default, _aten.clone.default, _aten.contiguous.default, _aten.detach.default)
 @_emits(_aten.detach_.default, _aten.lift_fresh_copy.default, _aten.lift_fresh.default, _aten.positive.default)
 @_emits(_aten.dropout.default, _aten.dropout_.default, _aten.feature_dropout.default, _aten.alpha_dropout.default)
-def identity(emit: Emit, x: Value | Number, p: object = None, train: object = False, **_: Any) -> Value | Number:
-    """x itself."""
+def identity(emit: Emit, x: Value | Number, p: object = None, train: object = False, **_: object) -> Value | Number:
+    """X itself."""
     if train is True:
         raise emit.refuse("dropout is random in training; put the module in inference with eval()")
     return x
@@ -52,13 +51,13 @@ def identity(emit: Emit, x: Value | Number, p: object = None, train: object = Fa
 @_emits(_aten.reshape_as.default, _aten.flatten.using_ints, _aten.unflatten.int, _aten.ravel.default)
 @_emits(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.unsqueeze.default, _aten.unsqueeze_.default)
 @_emits(_aten.squeeze_.dim, _aten.view_copy.default)
-def reshape(emit: Emit, x: Value, *_: Any, **__: Any) -> Value:
-    """x in the shape of the node's result."""
+def reshape(emit: Emit, x: Value, *_: object, **__: object) -> Value:
+    """X in the shape of the node's result."""
     return emit.reshape(emit.tensor(x, emit.dtype), emit.shape)
 
 
 @_emits(_aten.expand.default, _aten.expand_as.default, _aten.broadcast_to.default)
-def expand(emit: Emit, x: Value | Number, *_: Any, **__: Any) -> Value:
+def expand(emit: Emit, x: Value | Number, *_: object, **__: object) -> Value:
     """Axes of length 1 repeated."""
     return emit.broadcast(emit.tensor(x, emit.dtype), emit.shape)
 
@@ -156,7 +155,7 @@ def _tiled(emit: Emit, x: Value, counts: Sequence[Length]) -> Value:
 
 
 @_emits(_aten.repeat_interleave.self_int)
-def repeat_interleave(emit: Emit, x: Value, repeats: int, dim: int | None = None, **_: Any) -> Value:
+def repeat_interleave(emit: Emit, x: Value, repeats: int, dim: int | None = None, **_: object) -> Value:
     """Each element repeated along an axis; without an axis, in the flattened tensor."""
     if dim is None:
         x, dim = emit.reshape(x, (product(x.shape),)), 0

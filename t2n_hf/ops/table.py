@@ -12,8 +12,8 @@ _F = TypeVar("_F", bound=Emitter)
 class EmitterTable:
     """Emitters by overload.
 
-    An emitter is called as `emitter(emit, *args, **kwargs)` with the arguments of the call in the graph, tensors as `Value`s,
-    and gives a `Value`, or a list of them for an operator with several results.
+    An emitter is called as `emitter(emit, *args, **kwargs)` with the arguments of the call in the graph, tensors as
+    `Value`s, and gives a `Value`, or a list of them for an operator with several results.
     """
 
     def __init__(self, known: Mapping[Any, Emitter] | None = None) -> None:

@@ -129,7 +129,7 @@ def erfc(emit: Emit, x: Value) -> Value:
 
 @_emits(_aten.trunc.default, _aten.fix.default)
 def trunc(emit: Emit, x: Value) -> Value:
-    """x rounded towards zero."""
+    """X rounded towards zero."""
     if not x.dtype.is_floating_point:
         return x
     return emit.binary("mul", emit.unary("floor", emit.unary("abs", x)), emit.unary("sign", x), x.dtype)
@@ -137,5 +137,5 @@ def trunc(emit: Emit, x: Value) -> Value:
 
 @_emits(_aten.frac.default)
 def frac(emit: Emit, x: Value) -> Value:
-    """x without its whole part."""
+    """X without its whole part."""
     return emit.binary("sub", x, trunc(emit, x), x.dtype)

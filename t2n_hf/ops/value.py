@@ -19,8 +19,8 @@ Number: TypeAlias = bool | int | float | sympy.Expr
 class Value:
     """A tensor of the written graph.
 
-    `block` names the block format of a stored weight ("q4_0"; None for anything else). Such a weight has the shape that torch
-    sees; `transposed` tells that it is stored with its last two axes swapped.
+    `block` names the block format of a stored weight ("q4_0"; None for anything else). Such a weight has the shape that
+    torch sees; `transposed` tells that it is stored with its last two axes swapped.
     """
 
     name: Name

@@ -62,7 +62,7 @@ def _describe(value: object) -> Any:  # noqa: ANN401 - any value with an equalit
 
 def _digest(tensor: torch.Tensor) -> str:
     plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(memoryview(plain.numpy())).hexdigest()
+    return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
 
 
 def layer_index(layer: nn.Module) -> int | None:

@@ -1,8 +1,8 @@
 """Repeated layers, each kind traced once: in the graph of the model a layer is one call of `t2n_hf::layer`.
 
-While the model is traced, its layers are replaced by stand-ins. A stand-in binds its arguments as the layer would, finds
-a kind that is equal to it in everything that a trace depends on, or traces the layer there and then, on the very fake
-tensors that the model passes it. So a piece has the symbols of the model, and a layer costs one call, not a hundred.
+While the model is traced, its layers are replaced by stand-ins. A stand-in binds its arguments as the layer would,
+finds a kind that is equal to it in everything that a trace depends on, or traces the layer there and then, on the very
+fake tensors that the model passes it. So a piece has the symbols of the model, and a layer costs one call.
 """
 
 import re

@@ -53,8 +53,8 @@ class TracedLayer:
     def state_shift(self, arguments: Arguments, mine: int | None, other: int | None) -> dict[int, int] | None:
         """How far the leaves of the state (a cache) are moved for another layer, by leaf; None if that cannot be told.
 
-        A layer that changes tensors of a container is taken to use that container's part number `layer_idx`, all parts of
-        one length; it is checked that the traced layer used just that part.
+        A layer that changes tensors of a container is taken to use that container's part number `layer_idx`, all parts
+        of one length; it is checked that the traced layer used just that part.
         """
         shift: dict[int, int] = {}
         for argument in arguments.arguments:
@@ -116,7 +116,9 @@ def trace_layer(layer: nn.Module, arguments: Arguments, where: str, name: str) -
             raise
         except Exception as error:
             raise PieceError(f"{where} cannot be traced by itself: {type(error).__name__}: {error}") from error
-    piece = Piece(graph=traced.graph, inputs=[], outputs=[], weights={}, constants={}, constant_names={}, name=name, where=where)
+    piece = Piece(
+        graph=traced.graph, inputs=[], outputs=[], weights={}, constants={}, constant_names={}, name=name, where=where
+    )
     return _read_trace(traced, own, arguments, places, run, piece)
 
 

@@ -40,6 +40,6 @@ def simplify(captured: CapturedGraph) -> None:
     alive = set(graph.nodes)
     for stored in (captured.weights, captured.constants):
         for node in [node for node in stored if node not in alive or not node.users]:
-            del stored[node]  # type: ignore[arg-type]
+            del stored[node]
             if node in alive:
                 graph.erase_node(node)
