@@ -1,10 +1,10 @@
 """One run over the captured graphs, with fixed formats of the weights."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import math
 import sympy
 from torch import fx
 

@@ -4,6 +4,7 @@ A plain tensor is cast chunk by chunk. A byte range of a checkpoint is copied fr
 class that has an offload state writes its own payload, packed bytes as they are.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,12 +108,15 @@ def _stored_dtype(weight: Weight, target: InferenceTarget) -> str:
 
 
 def _checked(payload: Payload, header: DatHeader, name: str) -> Payload:
-    if (payload.header.shape, payload.header.format) != (header.shape, header.format):
-        raise FormatError(
-            f"weight {name!r} gave a .dat of shape {list(payload.header.shape)} and format {payload.header.format}; "
-            f"the graph expects shape {list(header.shape)} and format {header.format}"
-        )
-    return payload
+    """Hold a payload to the plan. A stack of matrices may be planned with one row for each: same bytes, same order."""
+    given, planned = payload.header.shape, header.shape
+    fits = given == planned or (given[:1] == planned[:1] and math.prod(given[1:]) == math.prod(planned[1:]))
+    if fits and payload.header.format == header.format:
+        return Payload(header, payload.chunks)
+    raise FormatError(
+        f"weight {name!r} gave a .dat of shape {list(given)} and format {payload.header.format}; "
+        f"the graph expects shape {list(planned)} and format {header.format}"
+    )
 
 
 def _open(weight: Weight, stored: str, target: InferenceTarget, scratch: Path) -> Payload:
@@ -192,14 +196,29 @@ def _row_groups(value: torch.Tensor, *, transposed: bool) -> Iterator[torch.Tens
         yield dense[start:stop].contiguous() if source is None else source.rows(start, stop).read()
 
 
+class _Cast:
+    """Casts up to `count` values at a time, into memory that the next call overwrites."""
+
+    def __init__(self, held: torch.dtype, wanted: torch.dtype) -> None:
+        self.count = _CHUNK_NBYTES // max(held.itemsize, wanted.itemsize)
+        self._buffer = None if held == wanted else torch.empty(0, dtype=wanted)
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        if self._buffer is None:
+            return values
+        if self._buffer.numel() < values.numel():
+            self._buffer = self._buffer.new_empty(values.numel())
+        return self._buffer[: values.numel()].copy_(values)
+
+
 def _tensor_chunks(value: torch.Tensor, stored: str) -> Callable[[], Iterator[torch.Tensor]]:
     wanted = getattr(torch, dtype_named(stored).torch)
 
     def chunks() -> Iterator[torch.Tensor]:
         flat = opaque_to_final_tensor(value.detach()).cpu().contiguous().reshape(-1)
-        step = _CHUNK_NBYTES // max(flat.itemsize, wanted.itemsize)
-        for start in range(0, flat.numel(), step):
-            yield flat[start : start + step].to(wanted)
+        cast = _Cast(flat.dtype, wanted)
+        for start in range(0, flat.numel(), cast.count):
+            yield cast(flat[start : start + cast.count])
 
     return chunks
 
@@ -208,8 +227,9 @@ def _range_chunks(source: ByteRange, stored: str) -> Callable[[], Iterator[torch
     held, wanted = (getattr(torch, dtype_named(name).torch) for name in (source.dtype, stored))
 
     def chunks() -> Iterator[torch.Tensor]:
-        for chunk in source.chunks(_CHUNK_NBYTES * held.itemsize // max(held.itemsize, wanted.itemsize)):
-            yield torch.frombuffer(chunk, dtype=held).to(wanted)
+        cast = _Cast(held, wanted)
+        for chunk in source.chunks(cast.count * held.itemsize):
+            yield cast(torch.frombuffer(chunk, dtype=held))
 
     return chunks
 

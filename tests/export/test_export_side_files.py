@@ -9,7 +9,7 @@ from t2n_hf.export.side_files import copy_companions, save_tokenizer, scrub, wri
 
 @pytest.mark.parametrize(
     "place",
-    ["/home/someone/models/x", "/work/out/", "~/models/x", "C:\\models\\x", "d:/models/x", "file:///srv/x"],
+    ["/home/someone/models/x", "/data/out/", "~/models/x", "C:\\models\\x", "d:/models/x", "file:///srv/x"],
     ids=str,
 )
 def test_a_value_that_is_a_local_path_is_dropped_wherever_it_is(place):
