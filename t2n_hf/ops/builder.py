@@ -250,7 +250,7 @@ class Builder:
         swap = transpose_right
         if right.block is not None:
             swap = transpose_right != right.transposed
-            # Blocks run along the axis that is summed over, and matrices are stored one by one, or the format is of no use.
+            # Blocks run along the axis that is summed over, in one matrix, or the format is of no use.
             if not swap or right.rank > 2:
                 self._argument(right)
         if not left.dtype.is_floating_point:
