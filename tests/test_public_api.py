@@ -74,17 +74,16 @@ def test_every_module_that_defines_something_lists_its_names():
     bare = []
     for path in sorted(Path(t2n_hf.__file__).parent.rglob("*.py")):
         body = ast.parse(path.read_text()).body
-        assigned = {
-            target.id for node in body if isinstance(node, ast.Assign) for target in node.targets if _is_name(target)
-        }
+        assigned = {name for node in body for name in _assigned(node)}
         only_a_docstring = len(body) == 1
         if not only_a_docstring and path.name != "worker.py" and "__all__" not in assigned:
-            bare.append(path.name)
+            bare.append(str(path))
     assert not bare
 
 
-def _is_name(target: ast.expr) -> bool:
-    return isinstance(target, ast.Name)
+def _assigned(node: ast.stmt) -> list[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def test_importing_the_package_changes_nothing_foreign_and_runs_no_plugin():
