@@ -91,14 +91,16 @@ def load_checkpoint(
         check_checkpoint(path_or_id)
     model_config = _read_config(path_or_id, options)
     loader = _loader(model_config, task, options)
-    quantization = config or T2NConfig(weights or NOT_QUANTIZED, embeddings=embeddings, lm_head=lm_head)
     stored = getattr(model_config, "quantization_config", None)
     if stored is not None:
         _refuse_repacking(path_or_id, stored, (weights, embeddings, lm_head))
+    else:
+        config = config or T2NConfig(weights or NOT_QUANTIZED, embeddings=embeddings, lm_head=lm_head)
+    if config is not None:  # an explicit None would make transformers forget that a checkpoint is quantized
+        options["quantization_config"] = config
     return loader.from_pretrained(
         path_or_id,
         config=model_config,
-        quantization_config=config if stored is not None else quantization,
         device_map=dict(device_map) if isinstance(device_map, Mapping) else device_map,
         max_memory=None if max_memory is None else dict(max_memory),
         dtype=dtype or "auto",
