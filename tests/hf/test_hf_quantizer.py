@@ -209,6 +209,8 @@ def test_a_loaded_model_can_be_copied(tmp_path):
     assert copied.hf_quantizer is not packed.hf_quantizer
     assert copied.hf_quantizer.plan == packed.hf_quantizer.plan
     assert copied.get_memory_footprint() == packed.get_memory_footprint()
+    saved = [models.saved(model, tmp_path) / "model.safetensors" for model in (packed, copied)]
+    assert saved[0].read_bytes() == saved[1].read_bytes()
 
 
 def test_the_footprint_counts_packed_bytes(tmp_path):
