@@ -1,6 +1,7 @@
 """One table of number types: the name in tract <-> torch <-> numpy <-> the item type of a `.dat` file.
 
-torch is never imported here: a torch dtype is recognised by its text, so that the rooms that know no torch can use the table.
+torch is never imported here: a torch dtype is recognised by its text, so that the rooms that know no torch can use the
+table.
 """
 
 from dataclasses import dataclass
