@@ -10,10 +10,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from t2n_hf import T2NConfig
+from t2n_hf.contract import WeightFormat
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, MissingEmittersError, OutputExistsError
 from t2n_hf.export import export_nnef
 from t2n_hf.nnef.archive import ArchiveReader
 from t2n_hf.store.manifest import ExportManifest
+from t2n_hf.tensor.opaque import OpaqueTensor
 from t2n_hf.tract.runner import TractRunner
 
 pytestmark = pytest.mark.tract
@@ -260,9 +262,13 @@ def test_options_of_loading_are_refused_for_a_loaded_model(tmp_path):
         export_nnef(models.m1(), tmp_path / "out", device_map="auto", revision="main")
 
 
+class Foreign(OpaqueTensor, WeightFormat):
+    OFFLOAD_STATE_TAG = "tests_export.foreign.v1"
+
+
 def test_a_class_that_tract_cannot_read_is_refused_for_a_loaded_model(tmp_path):
-    with pytest.raises(ConfigError, match="no block format that tract reads"):
-        export_nnef(models.m1(), tmp_path / "out", weights="t2n_hf.transposed.v1")
+    with pytest.raises(ConfigError, match="weights='foreign' is no block format that tract reads"):
+        export_nnef(models.m1(), tmp_path / "out", weights="foreign")
 
 
 def test_operators_without_an_emitter_are_all_listed_with_their_modules_before_anything_is_written(tmp_path):
