@@ -127,7 +127,8 @@ def _spread(value: Any, shape: Any) -> list[Any]:  # noqa: ANN401 - pytrees
         return [shape]
     if shape is None:
         return [None] * len(pytree.tree_leaves(value))
-    parts = [shape.get(key) for key in value] if isinstance(value, dict) else _sequence(shape)
+    by_name = isinstance(value, dict) and isinstance(shape, Mapping)
+    parts = [shape.get(key) for key in value] if by_name else _sequence(shape)
     if len(parts) != len(children):
         raise ConfigError(f"dynamic_shapes has {len(parts)} entries where {type(value).__name__} has {len(children)}")
     return [entry for child, part in zip(children, parts, strict=True) for entry in _spread(child, part)]

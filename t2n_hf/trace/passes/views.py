@@ -28,7 +28,8 @@ _VIEWS: Final = frozenset(
 def join_views(graph: fx.Graph) -> PassResult:
     """Replace a change of shape of a change of shape, that nothing else uses, by one `aten.reshape`.
 
-    Values, order and the other nodes' names are kept. The shape of the result is in the node's `meta["val"]`.
+    Values, order and the other nodes' names are kept. Lengths that are symbols are -1 in the new call; what they are is
+    in its `meta["val"]`.
     """
     changed = False
     for node in list(graph.nodes):
