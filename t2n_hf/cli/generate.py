@@ -47,7 +47,7 @@ def generate(
 ) -> None:
     """Continue a prompt with a checkpoint or an export; the text goes to standard output as it comes."""
     export = _export_folder(model, revision)
-    loading = {
+    loading: dict[str, Any] = {
         "weights": weights,
         "embeddings": embeddings,
         "dtype": dtype,
@@ -60,11 +60,11 @@ def generate(
             f"{', '.join(given)} is for checkpoints; {model} is an export, whose weights are what they are"
         )
     sampling = _sampling(sample=sample, temperature=temperature, top_p=top_p, seed=seed)
-    remote = {"revision": revision, "trust_remote_code": trust_remote_code}
+    remote: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     quiet_unless_watched()
     text = sys.stdin.read() if prompt == "-" else prompt
     if export is not None:
-        tokenizer = _tokenizer(str(export))
+        tokenizer = _tokenizer(str(export), trust_remote_code=False)
         with TractModelForCausalLM.from_pretrained(export) as loaded:
             _run(loaded, tokenizer, _encode(tokenizer, text, chat=chat), {"max_new_tokens": max_new_tokens, **sampling})
         return

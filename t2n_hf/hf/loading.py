@@ -85,6 +85,7 @@ def load_checkpoint(
     options that contradict it.
     """
     register()
+    options.setdefault("trust_remote_code", False)  # None would have transformers ask on standard input
     if config is not None and (weights, embeddings, lm_head) != (None, None, None):
         raise ConfigError("config= already says weights, embeddings and lm_head; give one or the other")
     if Path(path_or_id).is_dir():

@@ -88,7 +88,7 @@ class TractModelForCausalLM(GenerationMixin):
         """
         folder = _folder(export, revision, token)
         archive, max_context = _archive(folder, verify)
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         runner = TractRunner(archive, timeout_s=timeout_s)
         try:
             return cls(runner, config, _generation_config(folder, config), max_context=max_context)
