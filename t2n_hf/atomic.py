@@ -22,7 +22,7 @@ try:
 except ImportError:  # Windows: no lock, two writers of one target are on their own
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["PARTIAL_SUFFIX", "partial_path", "staged_file", "staged_folder"]
+__all__ = ["PARTIAL_SUFFIX", "check_replaceable", "partial_path", "staged_file", "staged_folder"]
 
 PARTIAL_SUFFIX: Final = ".t2n-partial"
 _OLD_SUFFIX: Final = ".t2n-old"
@@ -79,7 +79,7 @@ def staged_folder(path: str | Path, *, overwrite: bool = False, marker: str | No
     old = target.with_name(f".{target.name}{_OLD_SUFFIX}")
     if old.is_dir() and not os.path.lexists(target):
         os.rename(old, target)  # a run was killed between the two renames of `_replace_folder`
-    _check_replaceable(target, overwrite, marker)
+    check_replaceable(target, overwrite, marker)
     with _disk_errors(target), contextlib.ExitStack() as stack:
         with contextlib.suppress(FileExistsError):
             partial.mkdir()
@@ -89,7 +89,7 @@ def staged_folder(path: str | Path, *, overwrite: bool = False, marker: str | No
             _empty(partial)
             yield partial
             _fsync_tree(partial)
-            _check_replaceable(target, overwrite, marker)
+            check_replaceable(target, overwrite, marker)
             _replace_folder(partial, target, old)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -97,7 +97,8 @@ def staged_folder(path: str | Path, *, overwrite: bool = False, marker: str | No
         _fsync(target.parent)
 
 
-def _check_replaceable(target: Path, overwrite: bool, marker: str | None) -> None:
+def check_replaceable(target: Path, overwrite: bool, marker: str | None) -> None:
+    """Raise OutputExistsError when `staged_folder` would not replace `target`: to be told before any work."""
     if not os.path.lexists(target):
         return
     if not overwrite:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from t2n_hf.atomic import staged_folder
+from t2n_hf.atomic import check_replaceable, staged_folder
 from t2n_hf.dtypes import dtype_named
-from t2n_hf.errors import ConfigError, OutputExistsError
+from t2n_hf.errors import ConfigError
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.export.formats import is_transformers_model
 from t2n_hf.export.graph import Graph, make_graph
@@ -150,8 +150,7 @@ def export_nnef(
     )
     examples.refuse_strays()
     target = Path(path)
-    if os.path.lexists(target) and not overwrite:
-        raise OutputExistsError(f"{target} exists already; choose another place, or ask to overwrite it")
+    check_replaceable(target, overwrite, MANIFEST_NAME)
     if check:
         require_tract()
     watch = Stopwatch()
