@@ -13,6 +13,7 @@ from t2n_hf.cli.options import print_json
 from t2n_hf.contract import Tag
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError
 from t2n_hf.export.report import format_bytes
+from t2n_hf.hf.stored import StoredForms
 from t2n_hf.nnef.archive import ArchiveReader
 from t2n_hf.store.checkpoint import CheckpointIndex
 from t2n_hf.store.manifest import MANIFEST_NAME, ExportManifest
@@ -108,29 +109,25 @@ def _checkpoint(path: Path) -> _Finding:
     index = CheckpointIndex.open(path)
     config = _read_json(path / "config.json") if path.is_dir() else {}
     quantized = config.get("quantization_config", {})
-    formats = {name: _format(state) for name, state in (quantized.get("tensors") or {}).items()}
+    forms = StoredForms.from_json(quantized.get("tensors"))
     facts = {
         "architecture": ", ".join(config.get("architectures") or []),
         "quantization": quantized.get("quant_method"),
     }
     entries = tuple(
-        _Entry(name, _part_of(name, formats) or span.dtype, span.shape, span.nbytes) for name, span in index.items()
+        _Entry(name, _format_of_part(name, forms) or span.dtype, span.shape, span.nbytes)
+        for name, span in index.items()
     )
     return _Finding(kind="checkpoint", facts={k: v for k, v in facts.items() if v}, entries=entries)
 
 
-def _format(state: Any) -> str:  # noqa: ANN401 - JSON
-    tag = state.get("tag", "") if isinstance(state, Mapping) else str(state)
-    try:
-        return Tag.parse(tag).short
-    except ConfigError:
-        return "?"
-
-
-def _part_of(name: str, formats: Mapping[str, str]) -> str | None:
-    """A quantized parameter `w` is stored as parts `w_<part>`."""
-    whole, _, _ = name.rpartition("_")
-    return formats.get(whole) or formats.get(name)
+def _format_of_part(key: str, forms: StoredForms) -> str | None:
+    """Format of the parameter that the stored tensor `key` is a part of; None when it is stored plainly."""
+    for place in [match.start() for match in re.finditer("_", key)]:
+        form = forms.find(key[:place])
+        if form is not None and key[place + 1 :] in form.parts:
+            return Tag.parse(form.meta.get("inner_tag", form.tag)).short
+    return None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

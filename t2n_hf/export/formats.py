@@ -57,13 +57,17 @@ def choose_formats(model: nn.Module, config: ExportConfig) -> dict[str, WeightCh
 
 
 def dense_reasons(model: nn.Module, choices: Mapping[str, WeightChoice]) -> dict[str, str]:
-    """Map matrices that stay dense in an export with quantized weights to the reason; {} when nothing is quantized."""
+    """Map matrices that stay dense in an export with quantized weights to the reason; {} when nothing was to be quantized."""
     ours = {name: choice.reason for name, choice in choices.items() if choice.reason}
-    coverage = coverage_of(model)
-    if not any(row.quantized for row in coverage.rows):
+    if not _was_to_be_quantized(model):
         return ours
-    loaded = {name: why for name, why in coverage.dense.items() if why and choices[name].quantize_as is None}
+    loaded = {name: why for name, why in coverage_of(model).dense.items() if why and choices[name].quantize_as is None}
     return {**loaded, **ours}
+
+
+def _was_to_be_quantized(model: nn.Module) -> bool:
+    config = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
+    return any(getattr(config, option, None) not in {None, NOT_QUANTIZED} for option in _OPTIONS)
 
 
 def _choose(tensor: torch.Tensor, asked: Choice | None) -> WeightChoice:
@@ -99,7 +103,7 @@ def _plan_of(model: nn.Module, config: ExportConfig) -> Plan:
     if not wanted:
         return {}
     if is_transformers_model(model):
-        return make_plan(model, T2NConfig(**{"weights": NOT_QUANTIZED, **given}))
+        return make_plan(model, T2NConfig(**{"weights": NOT_QUANTIZED, **given}))  # type: ignore[arg-type]
     if "lm_head" in wanted:
         raise ConfigError("lm_head is an option for language models of transformers; this module has none")
     return dict(_plan_of_module(model, wanted))

@@ -237,7 +237,7 @@ def _range_chunks(source: ByteRange, stored: str) -> Callable[[], Iterator[torch
 def _raw(chunk: torch.Tensor, check: Callable[[torch.Tensor], None] | None) -> memoryview:
     if check is not None:
         check(chunk)
-    return memoryview(chunk.numpy()).cast("B")
+    return memoryview(chunk.numpy()).cast("B")  # type: ignore[arg-type]
 
 
 def _refuse_bad_values(name: str, stored: str) -> Callable[[torch.Tensor], None]:
