@@ -30,7 +30,7 @@ def _scaled(emit: Emit, operand: Operand, factor: Operand) -> Operand:
 def add(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: object) -> Value:
     """Left + alpha * right; of two booleans their disjunction."""
     if emit.dtype is torch.bool:
-        return emit.binary("or", left, right, torch.bool)
+        return emit.binary("tract_core_bitor", left, right, torch.bool)
     right = _scaled(emit, right, alpha)
     if _is(right, 0) and isinstance(left, Value) and left.shape == emit.shape:
         return emit.cast(left, emit.dtype)
@@ -53,7 +53,7 @@ def rsub(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: obj
 def mul(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
     """Left * right; of two booleans their conjunction."""
     if emit.dtype is torch.bool:
-        return emit.binary("and", left, right, torch.bool)
+        return emit.binary("tract_core_bitand", left, right, torch.bool)
     if _is(right, 1) and isinstance(left, Value):
         return emit.cast(left, emit.dtype)
     if isinstance(left, Value) and left == right:
@@ -167,7 +167,7 @@ def minimum(emit: Emit, left: Operand, right: Operand) -> Value:
 def extreme(emit: Emit, op: str, left: Operand, right: Operand) -> Value:
     """The greater ("max") or smaller ("min") of two; of booleans their disjunction or conjunction."""
     if emit.dtype is torch.bool:
-        return emit.binary({"max": "or", "min": "and"}[op], left, right, torch.bool)
+        return emit.binary({"max": "tract_core_bitor", "min": "tract_core_bitand"}[op], left, right, torch.bool)
     return emit.binary(op, left, right, emit.dtype)
 
 

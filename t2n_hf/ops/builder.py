@@ -1,7 +1,7 @@
 """Writes calls of NNEF and tract operators, keeping track of shapes and dtypes, by the rules that tract's parser has.
 
-Ranks are aligned before every call (tract would align them on the left), axes are never negative, integers next to
-tensors are written as floats (tract gives them the tensor's type), and dtypes are made equal by casts.
+Ranks are aligned before every call (tract would align them on the left), axes are never negative, numbers next
+to tensors have the tensors' dtype, and dtypes are made equal by casts.
 """
 
 import math
@@ -77,10 +77,11 @@ class Builder:
             return self._symbolic(number, dtype)
         if dtype is torch.bool:
             return bool(number)
-        if dtype.is_floating_point:
+        if dtype is torch.float32:
             return float(number)
-        # The parser reads literals as f32, which holds integers up to 2**24.
-        return float(int(number)) if abs(int(number)) <= 2**24 else self.full((), int(number), dtype)
+        # Beside a constant a literal stays f32 and makes the result f32: any other dtype is said.
+        literal = float(number) if dtype.is_floating_point else int(number)
+        return self.call("tract_core_cast", literal, out=((), dtype), to=tract_dtype(dtype))
 
     def _symbolic(self, number: sympy.Expr, dtype: torch.dtype) -> Value:
         value = self.call("tract_core_cast", number, out=((), torch.int64), to="i64")
@@ -97,13 +98,12 @@ class Builder:
         if isinstance(number, sympy.Expr) and not number.is_number:
             value = self._symbolic(number, dtype)
             return self.broadcast(value, shape) if shape else value
-        # A literal is f32, so the cast makes it what is asked for; integers beyond 2**24 go through i64 text.
-        big = isinstance(number, int) and not isinstance(number, bool) and abs(number) > 2**24
-        literal: Any = int(number) if big else float(number)
-        start = torch.int64 if big else torch.float32
-        if big:
-            literal = self.call("tract_core_cast", literal, out=((), start), to="i64")
-        return self.cast(self.call("tract_core_broadcast", literal, out=(shape, start), shape=dims(shape)), dtype)
+        if dtype is torch.bool:  # a boolean literal cannot be broadcast
+            return self.cast(self.full(shape, float(number), torch.float32), dtype)
+        literal = self.literal(number, dtype)
+        if not shape and isinstance(literal, Value):
+            return literal
+        return self.call("tract_core_broadcast", literal, out=(shape, dtype), shape=dims(shape))
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         """Convert a tensor; nothing is written when it has the dtype."""

@@ -43,7 +43,7 @@ def compare(emit: Emit, op: str, left: Operand, right: Operand) -> Value:
     above = (right, left) if op == "ge" else (left, right)
     if dtype.is_floating_point:  # with NaN no order holds, so this is not the opposite of another order
         strict = test("gt", above[1], above[0])
-        return emit.binary("or", strict, test("eq", left, right), torch.bool)
+        return emit.binary("tract_core_bitor", strict, test("eq", left, right), torch.bool)
     return emit.unary("not", test("gt", *above))
 
 

@@ -19,6 +19,7 @@ _ZEROS: Final = (
     _aten.zeros.default,
     _aten.zeros_like.default,
     _aten.new_zeros.default,
+    _aten.zero.default,
     _aten.zero_.default,
     _aten.empty.memory_format,
     _aten.empty_like.default,

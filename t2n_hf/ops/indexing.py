@@ -89,6 +89,35 @@ def _index_many(emit: Emit, x: Value, axes: list[int], places: list[Value]) -> V
     return emit.transpose(chosen, order)
 
 
+@_emits(_aten.index_put.default, _aten.index_put_.default)
+def index_put(
+    emit: Emit, x: Value, indices: Sequence[Value | None], values: Operand, accumulate: bool = False
+) -> Value:
+    """X with `values` put (or added) at x[indices]; by a mask, with one value for all its places."""
+    places = [place for place in indices if place is not None]
+    if len(places) < len(indices):
+        raise emit.refuse("index_put with a whole axis before an index")
+    if places[0].dtype is torch.bool:
+        return _put_by_mask(emit, x, places, values, accumulate)
+    shape = broadcast_shapes(*(place.shape for place in places))
+    columns = [
+        emit.unsqueeze(emit.broadcast(_positive(emit, place, x.shape[axis]), shape), [len(shape)])
+        for axis, place in enumerate(places)
+    ]
+    coordinates = emit.concat(columns, len(shape), torch.int64)
+    updates = emit.broadcast(emit.tensor(values, x.dtype), (*shape, *x.shape[len(places) :]))
+    option = {"reduction": "add"} if accumulate else {}
+    return emit.call("tract_core_scatter_nd", x, coordinates, updates, out=(x.shape, x.dtype), **option)
+
+
+def _put_by_mask(emit: Emit, x: Value, places: list[Value], values: Operand, accumulate: bool) -> Value:
+    if len(places) > 1 or accumulate or (isinstance(values, Value) and any(length != 1 for length in values.shape)):
+        raise emit.refuse("index_put by a mask with a value for each place; use where() or masked_scatter()")
+    mask = emit.unsqueeze(places[0], list(range(places[0].rank, x.rank)))
+    value = emit.reshape(values, ()) if isinstance(values, Value) else values
+    return emit.select(mask, value, x, x.dtype)
+
+
 @_emits(_aten.scatter.src, _aten.scatter_.src, _aten.scatter.value, _aten.scatter_.value)
 @_emits(_aten.scatter_add.default, _aten.scatter_add_.default)
 def scatter(emit: Emit, x: Value, dim: int, index: Value, source: Operand, **_: object) -> Value:

@@ -44,6 +44,12 @@ def identity(emit: Emit, x: Value | Number, p: object = None, train: object = Fa
     return x
 
 
+@_emits(_aten.copy.default)
+def copy(emit: Emit, _x: Value, source: Value | Number, non_blocking: bool = False) -> Value:
+    """`source` in the shape and dtype of x."""
+    return emit.broadcast(emit.tensor(source, emit.dtype), emit.shape)
+
+
 # Shapes
 
 

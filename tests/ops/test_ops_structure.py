@@ -184,6 +184,52 @@ INDICES = [
     one("select_scatter", lambda x: torch.select_scatter(x, x[..., 0] * 2, 2, -1)),
 ]
 
+
+def with_column(x):
+    y = x.clone()
+    y[..., 0] = 5
+    y[:, :, 2:] = x[:, :, :2] * 2
+    return y
+
+
+def with_row_added(x):
+    y = x * 1
+    y[0].add_(x[1])
+    return y, y.sum()
+
+
+def with_nested_write(x):
+    y = torch.zeros_like(x)
+    y[1][:, 1:3] = x[0, :, :2]
+    return y
+
+
+def with_mask_put(x):
+    y = x.clone()
+    y[x > 0] = -1.0
+    return y
+
+
+def with_places_put(x):
+    y = torch.zeros(4, 3)
+    y[torch.tensor([0, -1]), torch.tensor([2, 1])] = x[0, 0, :2]
+    return y
+
+
+def with_places_added(x):
+    return torch.zeros(4, 4).index_put((torch.tensor([0, 1, 0]),), x[0, 0], accumulate=True)
+
+
+WRITES = [
+    one("write_column", with_column),
+    one("write_row_added", with_row_added),
+    one("write_nested", with_nested_write),
+    one("write_by_mask", with_mask_put),
+    one("write_at_places", with_places_put),
+    one("write_added_at_places", with_places_added, tolerance=1e-5),
+    one("write_in_place_chain", lambda x: (x * 1).add_(1).mul_(2).relu_()),
+]
+
 REDUCTIONS = [
     one("sum", lambda x: x.sum(-1), tolerance=1e-5),
     one("sum_keep", lambda x: x.sum(1, keepdim=True), tolerance=1e-5),
@@ -266,7 +312,7 @@ CREATION = [
     one("scalar_where", lambda x: torch.where(x > 0, x, torch.tensor(0.0))),
 ]
 
-CASES = SHAPES + SLICES + INDICES + REDUCTIONS + CREATION
+CASES = SHAPES + SLICES + INDICES + WRITES + REDUCTIONS + CREATION
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@ import torch
 from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from t2n_hf.errors import CaptureError
 from t2n_hf.trace.passes import PASSES
 from t2n_hf.trace.passes.aliases import drop_aliases
 from t2n_hf.trace.passes.asserts import drop_asserts
@@ -11,6 +12,7 @@ from t2n_hf.trace.passes.float_mask import float_masks
 from t2n_hf.trace.passes.rms_norm import fuse_rms_norm
 from t2n_hf.trace.passes.rope import ROPE_OP, fuse_rope
 from t2n_hf.trace.passes.views import join_views
+from t2n_hf.trace.passes.writes import replace_writes
 
 aten = torch.ops.aten
 
@@ -169,3 +171,44 @@ def test_checks_go_away():
 def test_unused_calls_go_away_and_those_that_write_stay():
     graph, _ = drop_dead_code(trace(unused, X).graph)
     assert targets(graph) == [aten.add.Tensor]
+
+
+def written(x):
+    y = x.clone()
+    y[:, 1:3] = 5
+    y[0].add_(x[1])
+    y.mul_(2)
+    return y
+
+
+def test_writes_become_whole_tensors_of_the_same_values():
+    module = trace(written, X)
+    graph, changed = replace_writes(module.graph)
+    assert changed
+    assert not any(target._schema.is_mutable for target in targets(graph))
+    module.recompile()
+    torch.testing.assert_close(module(X), written(X))
+    assert not replace_writes(graph).changed
+
+
+def seen_by_another_view(x):
+    y = x.clone()
+    part = y[:, :2]
+    y[:, 1:3] = 5
+    return part + 1
+
+
+def through_a_repetition(x):
+    y = x.clone()
+    y.expand(3, 2, 5, 8).fill_(1)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [(seen_by_another_view, "used afterwards"), (through_a_repetition, "writes through aten.expand")],
+    ids=["another view", "a repetition"],
+)
+def test_writes_that_other_tensors_would_see_are_refused(function, message):
+    with pytest.raises(CaptureError, match=message):
+        replace_writes(trace(function, X).graph)

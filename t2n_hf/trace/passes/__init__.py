@@ -14,11 +14,13 @@ from t2n_hf.trace.passes.result import PassResult
 from t2n_hf.trace.passes.rms_norm import fuse_rms_norm
 from t2n_hf.trace.passes.rope import fuse_rope
 from t2n_hf.trace.passes.views import join_views
+from t2n_hf.trace.passes.writes import replace_writes
 
 __all__ = ["PASSES", "simplify"]
 
 PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
     drop_asserts,
+    replace_writes,
     drop_aliases,
     fuse_rms_norm,
     fuse_rope,

@@ -1,0 +1,134 @@
+"""Writes into parts of tensors, as calls that give the whole tensor anew."""
+
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from t2n_hf.errors import CaptureError
+from t2n_hf.trace.passes.result import PassResult
+
+__all__ = ["replace_writes"]
+
+_aten = torch.ops.aten
+
+
+def replace_writes(graph: fx.Graph) -> PassResult:
+    """Replace writes (`x.add_(y)`, `x[:, 1:] = y`, `x[0].fill_(1)`) by calls that give the whole tensor anew.
+
+    Values are kept: whatever used the tensor after the write uses the new one.
+
+    Raises:
+        CaptureError: a write through another view than slices, elements and turned axes; one that a view which is
+            used afterwards would see; one by an operator that has no form without the write.
+    """
+    changed = False
+    for node in list(graph.nodes):
+        if _writes(node) and isinstance(node.args[0], fx.Node):
+            _replace(graph, node, _views_to(node.args[0]))
+            changed = True
+    return PassResult(graph, changed)
+
+
+def _alias(node: fx.Node) -> Any:  # noqa: ANN401 - torch's alias info, or None
+    schema = getattr(node.target, "_schema", None)
+    return schema.arguments[0].alias_info if schema is not None and schema.arguments else None
+
+
+def _writes(node: fx.Node) -> bool:
+    alias = _alias(node)
+    return node.op == "call_function" and alias is not None and alias.is_write
+
+
+def _is_view(node: fx.Node) -> bool:
+    alias = _alias(node)
+    return node.op == "call_function" and alias is not None and not alias.is_write
+
+
+def _views_to(node: fx.Node) -> list[fx.Node]:
+    """The views that lead from a tensor of its own to this one, first view first."""
+    chain: list[fx.Node] = []
+    while _is_view(node):
+        chain.insert(0, node)
+        node = node.args[0]  # type: ignore[assignment]
+    return chain
+
+
+def _replace(graph: fx.Graph, node: fx.Node, chain: list[fx.Node]) -> None:
+    root: Any = chain[0].args[0] if chain else node.args[0]
+    later = set(_after(node))
+    _refuse_other_views(root, chain, later, node)
+    with graph.inserting_after(node):
+        value = _pure(graph, node)
+    last = value
+    for view in reversed(chain):
+        with graph.inserting_after(last):
+            last = _put_back(graph, view, last, node)
+    _use_afterwards(root, last, later)
+    if chain:
+        _use_afterwards(chain[-1], value, later)
+    node.replace_all_uses_with(value)
+    graph.erase_node(node)
+
+
+def _pure(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """The call without its write."""
+    value = graph.call_function(_without_write(node.target), node.args, node.kwargs)
+    value.meta = dict(node.meta)
+    return value
+
+
+def _without_write(target: Any) -> Any:  # noqa: ANN401 - an OpOverload
+    """`aten.add_.Tensor` -> `aten.add.Tensor`."""
+    packet = getattr(_aten, target._schema.name.removeprefix("aten::").removesuffix("_"), None)
+    pure = getattr(packet, target._overloadname, None) if target._schema.name.endswith("_") else None
+    if pure is None:
+        raise CaptureError(f"{target} writes into a tensor, and torch has no operator that does the same without")
+    return pure
+
+
+def _put_back(graph: fx.Graph, view: fx.Node, value: fx.Node, write: fx.Node) -> fx.Node:
+    """The tensor that was viewed, with the part under the view replaced."""
+    source: Any = view.args[0]
+    targets = {_aten.slice.Tensor: _aten.slice_scatter.default, _aten.select.int: _aten.select_scatter.default}
+    if view.target in targets:
+        whole = graph.call_function(targets[view.target], (source, value, *view.args[1:]))
+    elif view.target in _TURNS:
+        whole = graph.call_function(view.target, (value, *view.args[1:]))
+    elif view.target is _aten.unsqueeze.default:
+        whole = graph.call_function(_aten.squeeze.dim, (value, view.args[1]))
+    else:
+        raise CaptureError(f"{write.target} writes through {view.target}; only slices, elements and turned axes can be")
+    whole.meta = {**write.meta, "val": source.meta["val"]}
+    return whole
+
+
+# Two axes exchanged twice are as they were.
+_TURNS: Final = frozenset({_aten.transpose.int, _aten.t.default, _aten.alias.default, _aten.detach.default})
+
+
+def _after(node: fx.Node) -> list[fx.Node]:
+    found = []
+    while node.next.op != "root":
+        node = node.next
+        found.append(node)
+    return found
+
+
+def _refuse_other_views(root: Any, chain: list[fx.Node], later: set[fx.Node], write: fx.Node) -> None:  # noqa: ANN401
+    """Raise CaptureError when a view that was taken before the write, and not by it, is used after it."""
+    if not isinstance(root, fx.Node):
+        return
+    front = [root]
+    while front:
+        for user in front.pop().users:
+            if user in later or not _is_view(user):
+                continue
+            front.append(user)
+            if user not in chain and any(reader in later for reader in user.users):
+                raise CaptureError(f"{write.target} writes into a tensor whose part {user.name} is used afterwards")
+
+
+def _use_afterwards(old: Any, new: fx.Node, later: set[fx.Node]) -> None:  # noqa: ANN401
+    if isinstance(old, fx.Node):
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: user in later)
