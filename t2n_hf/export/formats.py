@@ -57,7 +57,7 @@ def choose_formats(model: nn.Module, config: ExportConfig) -> dict[str, WeightCh
 
 
 def dense_reasons(model: nn.Module, choices: Mapping[str, WeightChoice]) -> dict[str, str]:
-    """Map matrices that stay dense in an export with quantized weights to the reason; {} when nothing was to be quantized."""
+    """Map matrices that stay dense to the reason; {} when nothing was to be quantized."""
     ours = {name: choice.reason for name, choice in choices.items() if choice.reason}
     if not _was_to_be_quantized(model):
         return ours

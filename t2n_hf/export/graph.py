@@ -125,8 +125,10 @@ def _weight(binding: WeightBinding, choices: Mapping[str, WeightChoice], values:
 
 
 def _dense(lowered: Lowered, choices: Mapping[str, WeightChoice], owner: nn.Module) -> dict[str, str]:
-    reasons = {b.fqn: b.reason for b in lowered.bindings if b.fqn is not None and b.reason}
-    return dict(sorted({**dense_reasons(owner, choices), **reasons}.items()))
+    """Map the weights that are dense, though they were to be quantized, to the reason; each under its one name."""
+    forced = {b.fqn: b.reason for b in lowered.bindings if b.fqn is not None and b.reason}
+    reasons = {**dense_reasons(owner, choices), **forced}
+    return {b.fqn: reasons[b.fqn] for b in lowered.bindings if b.fqn is not None and b.fqn in reasons}
 
 
 def _spec(node: fx.Node, name: str, names: Mapping[Any, sympy.Symbol]) -> InputSpec:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from t2n_hf import T2NConfig
-from t2n_hf.contract import WeightFormat
+from t2n_hf.contract import OffloadState, SupportsOffloadState, WeightFormat
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, MissingEmittersError, OutputExistsError
 from t2n_hf.export import export_nnef
 from t2n_hf.nnef.archive import ArchiveReader
@@ -260,6 +260,54 @@ def test_shapes_and_names_without_examples_are_refused(tmp_path):
 def test_options_of_loading_are_refused_for_a_loaded_model(tmp_path):
     with pytest.raises(ConfigError, match="device_map, revision say how to load"):
         export_nnef(models.m1(), tmp_path / "out", device_map="auto", revision="main")
+
+
+class Doubled(OpaqueTensor, SupportsOffloadState):
+    """A quantized class of somebody else, without a block format of tract."""
+
+    OFFLOAD_STATE_TAG = "tests_export.doubled.v1"
+
+    @classmethod
+    def over(cls, half):
+        result = cls._shell(half.shape, half.dtype, half.device)
+        result.half = half
+        return result
+
+    def _parts(self):
+        return {"half": self.half}
+
+    def _rebuild(self, parts, dtype):
+        return self.over(parts["half"].to(dtype))
+
+    def _to_base_tensor(self):
+        return self.half * 2
+
+    def to_offload_state(self):
+        return OffloadState(tag=self.OFFLOAD_STATE_TAG, tensors={"half": self.half}, meta={})
+
+    @classmethod
+    def from_offload_state(cls, state, target_device=None):
+        return cls.over(state["tensors"]["half"])
+
+
+@pytest.mark.parametrize("asked", [None, "q4_0"])
+def test_a_class_without_a_block_format_is_dense_and_listed_or_quantized_anew_when_asked(asked, tmp_path):
+    module = nn.Linear(64, 8)
+    module.weight = nn.Parameter(Doubled.over(torch.randn(8, 64)), requires_grad=False)
+    report = export_nnef(module, tmp_path / "out", example_args=(torch.randn(2, 64),), weights=asked)
+    assert report.check == "passed"
+    assert formats_in(report)["weight"] == (asked or "f32")
+    reason = {"weight": "tests_export.doubled.v1 has no block format that tract reads"}
+    assert report.dense == ({} if asked else reason)
+
+
+def test_a_check_that_memory_is_too_short_for_is_skipped_with_a_message(tmp_path, monkeypatch):
+    monkeypatch.setattr("t2n_hf.export.verify.available_bytes", lambda: 1000)
+    report = export_nnef(models.m1(), tmp_path / "out")
+    assert report.check.startswith("skipped: short of memory")
+    assert report.max_abs_error is None
+    assert ExportManifest.read(tmp_path / "out").least_tract is None
+    assert "short of memory" in str(report)
 
 
 class Foreign(OpaqueTensor, WeightFormat):

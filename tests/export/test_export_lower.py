@@ -87,8 +87,8 @@ def test_what_all_layers_share_is_computed_outside_the_fragment():
 
 
 def test_no_operator_computes_a_length():
-    for name in MODELS:
-        result = lower(capture(interface_of(MODELS[name]()), torch.float32), {}, dtype="f32")
+    for make in (models.m1, models.m10):
+        result = lower(capture(interface_of(make()), torch.float32), {}, dtype="f32")
         assert not {"shape_of", "tract_core_shape_of"} & set(ops_of(result))
 
 
