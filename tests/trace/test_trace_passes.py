@@ -178,6 +178,9 @@ def written(x):
     y[:, 1:3] = 5
     y[0].add_(x[1])
     y.mul_(2)
+    y.permute(2, 0, 1)[0].add_(1)
+    y.view(2, 40)[:, 1].mul_(3)
+    y.transpose(1, 2)[:, :2, None].zero_()
     return y
 
 

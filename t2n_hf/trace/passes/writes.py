@@ -19,15 +19,14 @@ def replace_writes(graph: fx.Graph) -> PassResult:
     Values are kept: whatever used the tensor after the write uses the new one.
 
     Raises:
-        CaptureError: a write through another view than slices, elements and turned axes; one that a view which is
-            used afterwards would see; one by an operator that has no form without the write.
+        CaptureError: a write through a view that repeats elements or may be a copy; one that a view which is used
+            afterwards would see; one by an operator that has no form without the write.
     """
-    changed = False
+    anew: set[fx.Node] = set()  # tensors of their own, although the calls that make them are views by their form
     for node in list(graph.nodes):
         if _writes(node) and isinstance(node.args[0], fx.Node):
-            _replace(graph, node, _views_to(node.args[0]))
-            changed = True
-    return PassResult(graph, changed)
+            anew.add(_replace(graph, node, _views_to(node.args[0], anew)))
+    return PassResult(graph, bool(anew))
 
 
 def _alias(node: fx.Node) -> Any:  # noqa: ANN401 - torch's alias info, or None
@@ -45,16 +44,17 @@ def _is_view(node: fx.Node) -> bool:
     return node.op == "call_function" and alias is not None and not alias.is_write
 
 
-def _views_to(node: fx.Node) -> list[fx.Node]:
+def _views_to(node: fx.Node, anew: set[fx.Node]) -> list[fx.Node]:
     """The views that lead from a tensor of its own to this one, first view first."""
     chain: list[fx.Node] = []
-    while _is_view(node):
+    while _is_view(node) and node not in anew:
         chain.insert(0, node)
         node = node.args[0]  # type: ignore[assignment]
     return chain
 
 
-def _replace(graph: fx.Graph, node: fx.Node, chain: list[fx.Node]) -> None:
+def _replace(graph: fx.Graph, node: fx.Node, chain: list[fx.Node]) -> fx.Node:
+    """Replace one write; gives the whole tensor as it is afterwards."""
     root: Any = chain[0].args[0] if chain else node.args[0]
     later = set(_after(node))
     _refuse_other_views(root, chain, later, node)
@@ -69,6 +69,7 @@ def _replace(graph: fx.Graph, node: fx.Node, chain: list[fx.Node]) -> None:
         _use_afterwards(chain[-1], value, later)
     node.replace_all_uses_with(value)
     graph.erase_node(node)
+    return last
 
 
 def _pure(graph: fx.Graph, node: fx.Node) -> fx.Node:
@@ -87,24 +88,32 @@ def _without_write(target: Any) -> Any:  # noqa: ANN401 - an OpOverload
     return pure
 
 
+# Exchanged twice, axes are as they were; an alias has the same axes.
+_TURNS: Final = frozenset({_aten.transpose.int, _aten.t.default, _aten.alias.default, _aten.detach.default})
+# The same elements in the same order; never a copy, as reshape and flatten may be.
+_SHAPES: Final = frozenset({_aten.view.default, _aten.unsqueeze.default, _aten.squeeze.dim, _aten.squeeze.dims})
+_PARTS: Final = {_aten.slice.Tensor: _aten.slice_scatter.default, _aten.select.int: _aten.select_scatter.default}
+
+
 def _put_back(graph: fx.Graph, view: fx.Node, value: fx.Node, write: fx.Node) -> fx.Node:
-    """The tensor that was viewed, with the part under the view replaced."""
+    """The tensor that was viewed, with what is under the view replaced."""
     source: Any = view.args[0]
-    targets = {_aten.slice.Tensor: _aten.slice_scatter.default, _aten.select.int: _aten.select_scatter.default}
-    if view.target in targets:
-        whole = graph.call_function(targets[view.target], (source, value, *view.args[1:]))
+    if view.target in _PARTS:
+        whole = graph.call_function(_PARTS[view.target], (source, value, *view.args[1:]))
     elif view.target in _TURNS:
         whole = graph.call_function(view.target, (value, *view.args[1:]))
-    elif view.target is _aten.unsqueeze.default:
-        whole = graph.call_function(_aten.squeeze.dim, (value, view.args[1]))
+    elif view.target is _aten.permute.default:
+        axes: Any = view.args[1]
+        order = [axis % len(axes) for axis in axes]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        whole = graph.call_function(_aten.permute.default, (value, back))
+    elif view.target in _SHAPES:
+        lengths = [n if isinstance(n, int) else -1 for n in source.meta["val"].shape]
+        whole = graph.call_function(_aten.reshape.default, (value, lengths))
     else:
-        raise CaptureError(f"{write.target} writes through {view.target}; only slices, elements and turned axes can be")
+        raise CaptureError(f"{write.target} writes through {view.target}, which cannot be undone; write into slices")
     whole.meta = {**write.meta, "val": source.meta["val"]}
     return whole
-
-
-# Two axes exchanged twice are as they were.
-_TURNS: Final = frozenset({_aten.transpose.int, _aten.t.default, _aten.alias.default, _aten.detach.default})
 
 
 def _after(node: fx.Node) -> list[fx.Node]:
