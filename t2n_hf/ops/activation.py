@@ -26,19 +26,19 @@ def relu(emit: Emit, x: Value) -> Value:
 
 @_emits(_aten.relu6.default)
 def relu6(emit: Emit, x: Value) -> Value:
-    """X between 0 and 6."""
+    """`x` between 0 and 6."""
     return emit.binary("min", emit.binary("max", x, 0, x.dtype), 6, x.dtype)
 
 
 @_emits(_aten.silu.default, _aten.silu_.default)
 def silu(emit: Emit, x: Value) -> Value:
-    """X * sigmoid(x)."""
+    """`x * sigmoid(x)`."""
     return emit.unary("tract_core_silu", x)
 
 
 @_emits(_aten.gelu.default, _aten.gelu_.default)
 def gelu(emit: Emit, x: Value, approximate: str = "none") -> Value:
-    """X times the normal distribution function of x, exact or by tanh."""
+    """`x` times the normal distribution function of x, exact or by tanh."""
     if approximate == "tanh":
         return emit.unary("tract_core_gelu_approx", x, fast_impl=False)
     erf = emit.unary("tract_core_erf", emit.binary("mul", x, math.sqrt(0.5), x.dtype))
@@ -48,13 +48,13 @@ def gelu(emit: Emit, x: Value, approximate: str = "none") -> Value:
 
 @_emits(_aten.leaky_relu.default, _aten.leaky_relu_.default)
 def leaky_relu(emit: Emit, x: Value, negative_slope: float = 0.01) -> Value:
-    """X above 0, x * slope below."""
+    """`x` above 0, `x * negative_slope` below."""
     return emit.select(_positive(emit, x), x, emit.binary("mul", x, negative_slope, x.dtype), x.dtype)
 
 
 @_emits(_aten.prelu.default)
 def prelu(emit: Emit, x: Value, weight: Value) -> Value:
-    """X above 0, x * weight of its channel below."""
+    """`x` above 0, `x` times the weight of its channel below."""
     if x.rank > 1 and weight.rank == 1:
         weight = emit.unsqueeze(weight, [axis for axis in range(x.rank) if axis != 1])
     return emit.select(_positive(emit, x), x, emit.binary("mul", x, weight, x.dtype), x.dtype)
@@ -62,7 +62,7 @@ def prelu(emit: Emit, x: Value, weight: Value) -> Value:
 
 @_emits(_aten.elu.default, _aten.elu_.default)
 def elu(emit: Emit, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
-    """X above 0, alpha * (exp(x) - 1) below, both scaled."""
+    """`x` above 0, `alpha * (exp(x) - 1)` below, both scaled."""
     # The branch that is not taken must not overflow.
     below = emit.binary("mul", emit.binary("min", x, 0, x.dtype), input_scale, x.dtype)
     curve = emit.binary("mul", emit.binary("sub", emit.unary("exp", below), 1, x.dtype), alpha, x.dtype)
@@ -72,13 +72,13 @@ def elu(emit: Emit, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scal
 
 @_emits(_aten.selu.default)
 def selu(emit: Emit, x: Value) -> Value:
-    """Elu with the constants that keep mean and variance."""
+    """`elu` with the constants that keep mean and variance."""
     return elu(emit, x, 1.6732632423543772, 1.0507009873554805)
 
 
 @_emits(_aten.celu.default)
 def celu(emit: Emit, x: Value, alpha: float = 1.0) -> Value:
-    """X above 0, alpha * (exp(x / alpha) - 1) below."""
+    """`x` above 0, `alpha * (exp(x / alpha) - 1)` below."""
     return elu(emit, x, alpha, 1.0, 1 / alpha)
 
 
@@ -104,7 +104,7 @@ def log_sigmoid(emit: Emit, x: Value) -> Value:
 
 @_emits(_aten.mish.default)
 def mish(emit: Emit, x: Value) -> Value:
-    """X * tanh(softplus(x))."""
+    """`x * tanh(softplus(x))`."""
     return emit.binary("mul", x, emit.unary("tanh", softplus(emit, x)), x.dtype)
 
 
@@ -117,13 +117,13 @@ def hardsigmoid(emit: Emit, x: Value) -> Value:
 
 @_emits(_aten.hardswish.default, _aten.hardswish_.default)
 def hardswish(emit: Emit, x: Value) -> Value:
-    """X * hardsigmoid(x)."""
+    """`x * hardsigmoid(x)`."""
     return emit.binary("mul", x, hardsigmoid(emit, x), x.dtype)
 
 
 @_emits(_aten.threshold.default, _aten.threshold_.default)
 def threshold_(emit: Emit, x: Value, threshold: Operand, value: Operand) -> Value:
-    """X above the threshold, else value."""
+    """`x` above the threshold, else value."""
     return emit.select(emit.binary("gt", x, threshold, x.dtype, torch.bool), x, value, x.dtype)
 
 

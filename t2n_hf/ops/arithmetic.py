@@ -28,7 +28,7 @@ def _scaled(emit: Emit, operand: Operand, factor: Operand) -> Operand:
 
 @_emits(_aten.add.Tensor, _aten.add.Scalar, _aten.add_.Tensor, _aten.add_.Scalar)
 def add(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: object) -> Value:
-    """Left + alpha * right; of two booleans their disjunction."""
+    """`left + alpha * right`; of two booleans their disjunction."""
     if emit.dtype is torch.bool:
         return emit.binary("tract_core_bitor", left, right, torch.bool)
     right = _scaled(emit, right, alpha)
@@ -39,19 +39,19 @@ def add(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: obje
 
 @_emits(_aten.sub.Tensor, _aten.sub.Scalar, _aten.sub_.Tensor, _aten.sub_.Scalar, _aten.subtract.Tensor)
 def sub(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: object) -> Value:
-    """Left - alpha * right."""
+    """`left - alpha * right`."""
     return emit.binary("sub", left, _scaled(emit, right, alpha), emit.dtype)
 
 
 @_emits(_aten.rsub.Tensor, _aten.rsub.Scalar)
 def rsub(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: object) -> Value:
-    """Right - alpha * left."""
+    """`right - alpha * left`."""
     return emit.binary("sub", right, _scaled(emit, left, alpha), emit.dtype)
 
 
 @_emits(_aten.mul.Tensor, _aten.mul.Scalar, _aten.mul_.Tensor, _aten.mul_.Scalar, _aten.multiply.Tensor)
 def mul(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
-    """Left * right; of two booleans their conjunction."""
+    """`left * right`; of two booleans their conjunction."""
     if emit.dtype is torch.bool:
         return emit.binary("tract_core_bitand", left, right, torch.bool)
     if _is(right, 1) and isinstance(left, Value):
@@ -64,13 +64,13 @@ def mul(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
 @_emits(_aten.div.Tensor, _aten.div.Scalar, _aten.div_.Tensor, _aten.div_.Scalar, _aten.true_divide.Tensor)
 @_emits(_aten.divide.Tensor)
 def div(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
-    """Left / right; integers give floats."""
+    """`left / right`; integers give floats."""
     return emit.binary("div", left, right, emit.dtype)
 
 
 @_emits(_aten.div.Tensor_mode, _aten.div.Scalar_mode, _aten.div_.Tensor_mode, _aten.div_.Scalar_mode)
 def div_mode(emit: Emit, left: Operand, right: Operand, rounding_mode: str | None = None, **_: object) -> Value:
-    """Left / right, rounded as asked."""
+    """`left / right`, rounded as asked."""
     if rounding_mode is None:
         return div(emit, left, right)
     if rounding_mode == "floor":
@@ -86,7 +86,7 @@ def _truncated(emit: Emit, x: Value) -> Value:
 
 @_emits(_aten.floor_divide.default, _aten.floor_divide_.Tensor, _aten.floor_divide.Scalar)
 def floor_divide(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
-    """Left / right, rounded down. tract divides integers towards zero, so the rest is taken away before."""
+    """`left / right`, rounded down. tract divides integers towards zero, so the rest is taken away before."""
     dtype = emit.dtype
     if dtype.is_floating_point:
         return emit.unary("floor", emit.binary("div", left, right, dtype))
@@ -121,7 +121,7 @@ def fmod(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
 
 @_emits(_aten.pow.Tensor_Scalar, _aten.pow.Tensor_Tensor, _aten.pow.Scalar, _aten.pow_.Scalar, _aten.pow_.Tensor)
 def pow_(emit: Emit, base: Operand, exponent: Operand) -> Value:
-    """Base ** exponent."""
+    """`base ** exponent`."""
     dtype = emit.dtype
     if isinstance(base, Value) and isinstance(exponent, int | float):
         known = _known_power(emit, emit.cast(base, dtype), exponent)
@@ -146,7 +146,7 @@ def _known_power(emit: Emit, base: Value, exponent: float) -> Value | None:
 
 @_emits(_aten.square.default)
 def square(emit: Emit, x: Value) -> Value:
-    """X * x. tract turns a product of a tensor with itself into its `square`, which has no integers."""
+    """`x * x`. tract turns a product of a tensor with itself into its `square`, which has no integers."""
     if x.dtype.is_floating_point:
         return emit.binary("mul", x, x, x.dtype)
     return emit.unary("neg", emit.binary("mul", emit.unary("neg", x), x, x.dtype))
@@ -185,7 +185,7 @@ def clamp(emit: Emit, x: Value, min: Operand | None = None, max: Operand | None 
 
 @_emits(_aten.hardtanh.default)
 def hardtanh(emit: Emit, x: Value, min_val: float = -1.0, max_val: float = 1.0) -> Value:
-    """X between two numbers."""
+    """`x` between two numbers."""
     return clamp(emit, x, min_val, max_val)
 
 
@@ -203,20 +203,20 @@ def clamp_max(emit: Emit, x: Value, max: Operand) -> Value:
 
 @_emits(_aten.lerp.Scalar, _aten.lerp.Tensor)
 def lerp(emit: Emit, start: Value, end: Value, weight: Operand) -> Value:
-    """Start + weight * (end - start)."""
+    """`start + weight * (end - start)`."""
     step = emit.binary("mul", emit.binary("sub", end, start, emit.dtype), weight, emit.dtype)
     return emit.binary("add", start, step, emit.dtype)
 
 
 @_emits(_aten.addcmul.default)
 def addcmul(emit: Emit, x: Value, left: Value, right: Value, value: Operand = 1) -> Value:
-    """X + value * left * right."""
+    """`x + value * left * right`."""
     product = _scaled(emit, emit.binary("mul", left, right, emit.dtype), value)
     return emit.binary("add", x, product, emit.dtype)
 
 
 @_emits(_aten.addcdiv.default)
 def addcdiv(emit: Emit, x: Value, left: Value, right: Value, value: Operand = 1) -> Value:
-    """X + value * left / right."""
+    """`x + value * left / right`."""
     quotient = _scaled(emit, emit.binary("div", left, right, emit.dtype), value)
     return emit.binary("add", x, quotient, emit.dtype)

@@ -72,7 +72,7 @@ def _repeated(emit: Emit, x: Value, heads: Length) -> Value:
 
 
 def _fused(emit: Emit, query: Value, key: Value, value: Value, mask: Value | None, factor: float) -> Value:
-    """Tract's own operator; it wants a mask with all the query's rows."""
+    """The operator that tract has for it; it wants a mask with all the query's rows."""
     inputs = [query, key, value]
     if mask is not None:
         mask = emit.raised(mask, query.rank)
@@ -92,5 +92,5 @@ def _fused(emit: Emit, query: Value, key: Value, value: Value, mask: Value | Non
 
 
 def rope(emit: Emit, x: Value, cos: Value, sin: Value) -> Value:
-    """X * cos + rotate_half(x) * sin. The capture makes this call; no overload of torch is one."""
+    """`x * cos + rotate_half(x) * sin`. The capture makes this call; no overload of torch is one."""
     return emit.call("tract_transformers_apply_rope", x, cos, sin, out=(x.shape, x.dtype))

@@ -137,7 +137,7 @@ def bitwise_not(emit: Emit, x: Value) -> Value:
 
 @_emits(_aten.where.self, _aten.where.Scalar, _aten.where.ScalarSelf, _aten.where.ScalarOther)
 def where(emit: Emit, condition: Value, left: Operand, right: Operand) -> Value:
-    """Left where condition, else right."""
+    """`left` where the condition holds, else `right`."""
     if emit.dtype is torch.bool:  # select knows numbers
         chosen = emit.select(condition, _as_integer(emit, left), _as_integer(emit, right), torch.int64)
         return emit.cast(chosen, torch.bool)

@@ -1,4 +1,4 @@
-"""Convolutions, poolings, and paddings."""
+"""Convolutions, and those that go back. Paddings are in `pooling`."""
 
 from collections.abc import Sequence
 

@@ -85,14 +85,6 @@ class Emit(Builder):
         """The dtype that stands for `dtype` in the archive."""
         return self.options.float_dtype if dtype is torch.bfloat16 else dtype
 
-    def block_format(self, value: object) -> str | None:
-        """Block format of a stored weight; None for any other value."""
-        return value.block if isinstance(value, Value) else None
-
-    def is_transposed(self, value: object) -> bool:
-        """Whether a block weight is stored with its last two axes swapped."""
-        return isinstance(value, Value) and value.transposed
-
     def refuse(self, why: str) -> EmitError:
         """An error that names the operator, where it comes from and why it cannot be written."""
         return EmitError(f"{self.site}: {why}")

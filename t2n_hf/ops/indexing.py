@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from t2n_hf.ops.dims import Length, broadcast_shapes
+from t2n_hf.ops.dims import Length, broadcast_shapes, same
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.shape import axis_of
 from t2n_hf.ops.table import EMITTERS
@@ -146,8 +146,9 @@ def slice_scatter(  # noqa: PLR0917 - the operator's own signature
     if isinstance(begin, int) and begin < 0:
         begin = length + begin
     stop = begin + source.shape[axis]
-    parts = [emit.slice(x, axis, 0, begin), emit.cast(source, x.dtype), emit.slice(x, axis, stop, length)]
-    return emit.concat([part for part in parts if part.shape[axis] != 0], axis, x.dtype)
+    before = [] if same(begin, 0) else [emit.slice(x, axis, 0, begin)]
+    after = [] if same(stop, length) else [emit.slice(x, axis, stop, length)]
+    return emit.concat([*before, source, *after], axis, x.dtype)
 
 
 @_emits(_aten.select_scatter.default)

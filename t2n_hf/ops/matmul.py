@@ -23,7 +23,7 @@ def _product(emit: Emit, left: Value, right: Value, *, transpose_right: bool = F
 
 @_emits(_aten.linear.default)
 def linear(emit: Emit, x: Value, weight: Value, bias: Value | None = None) -> Value:
-    """X @ weight.T + bias."""
+    """`x @ weight.T + bias`."""
     if x.rank == 1:
         product = emit.squeeze(_product(emit, emit.unsqueeze(x, [0]), weight, transpose_right=True), [0])
     else:
@@ -33,7 +33,7 @@ def linear(emit: Emit, x: Value, weight: Value, bias: Value | None = None) -> Va
 
 @_emits(_aten.matmul.default, _aten.mm.default, _aten.bmm.default)
 def matmul(emit: Emit, left: Value, right: Value) -> Value:
-    """Left @ right; a vector on the left is a row, on the right a column."""
+    """`left @ right`; a vector on the left is a row, on the right a column."""
     row, column = left.rank == 1, right.rank == 1
     a = emit.unsqueeze(left, [0]) if row else left
     b = emit.unsqueeze(right, [1]) if column else right

@@ -53,7 +53,7 @@ def layer_norm(  # noqa: PLR0917 - the operator's own signature
 def rms_norm(
     emit: Emit, x: Value, normalized_shape: Shape, weight: Value | None = None, eps: float | None = None
 ) -> Value:
-    """X / sqrt(mean(x ** 2) + eps) over the last axes, then weighted."""
+    """`x / sqrt(mean(x ** 2) + eps)` over the last axes, then weighted."""
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     if len(normalized_shape) == 1:
         result = emit.unary("tract_core_rms_norm", x, axis=x.rank - 1, eps=float(eps))

@@ -30,7 +30,7 @@ def _axes(axes: int | Sequence[int], rank: int) -> list[int]:
 @_emits(_aten.to.dtype, _aten.to.device, _aten.to.dtype_layout, _aten.to.other, _aten._to_copy.default)
 @_emits(_aten.type_as.default)
 def to(emit: Emit, x: Value | Number, *_: object, **__: object) -> Value:
-    """X in another dtype, which the node's result tells."""
+    """`x` in another dtype, which the node's result tells."""
     return emit.tensor(x, emit.dtype)
 
 
@@ -38,7 +38,7 @@ def to(emit: Emit, x: Value | Number, *_: object, **__: object) -> Value:
 @_emits(_aten.detach_.default, _aten.lift_fresh_copy.default, _aten.lift_fresh.default, _aten.positive.default)
 @_emits(_aten.dropout.default, _aten.dropout_.default, _aten.feature_dropout.default, _aten.alpha_dropout.default)
 def identity(emit: Emit, x: Value | Number, p: object = None, train: object = False, **_: object) -> Value | Number:
-    """X itself."""
+    """`x` itself."""
     if train is True:
         raise emit.refuse("dropout is random in training; put the module in inference with eval()")
     return x
@@ -58,7 +58,7 @@ def copy(emit: Emit, _x: Value, source: Value | Number, non_blocking: bool = Fal
 @_emits(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.unsqueeze.default, _aten.unsqueeze_.default)
 @_emits(_aten.squeeze_.dim, _aten.view_copy.default)
 def reshape(emit: Emit, x: Value, *_: object, **__: object) -> Value:
-    """X in the shape of the node's result."""
+    """`x` in the shape of the node's result."""
     return emit.reshape(emit.tensor(x, emit.dtype), emit.shape)
 
 

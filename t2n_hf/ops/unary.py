@@ -129,7 +129,7 @@ def erfc(emit: Emit, x: Value) -> Value:
 
 @_emits(_aten.trunc.default, _aten.fix.default)
 def trunc(emit: Emit, x: Value) -> Value:
-    """X rounded towards zero."""
+    """`x` rounded towards zero."""
     if not x.dtype.is_floating_point:
         return x
     return emit.binary("mul", emit.unary("floor", emit.unary("abs", x)), emit.unary("sign", x), x.dtype)
@@ -137,5 +137,5 @@ def trunc(emit: Emit, x: Value) -> Value:
 
 @_emits(_aten.frac.default)
 def frac(emit: Emit, x: Value) -> Value:
-    """X without its whole part."""
+    """`x` without its whole part."""
     return emit.binary("sub", x, trunc(emit, x), x.dtype)
