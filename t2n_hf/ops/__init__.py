@@ -1,6 +1,6 @@
 """ATen overload -> NNEF: one emitter each, one family per file. Importing the room registers all of them.
 
-An emitter writes with an `Emit` (`emit`, over `builder`), which works with `value`s and `dims`, and is found in `table`.
+An emitter is found in `table` and writes with an `Emit` (`emit`, over `builder`), which works with `value`s and `dims`.
 """
 
 from t2n_hf.ops import (

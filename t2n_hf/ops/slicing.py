@@ -6,7 +6,7 @@ from typing import Any, Final
 import sympy
 import torch
 
-from t2n_hf.ops.dims import Length
+from t2n_hf.ops.dims import Length, same
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.shape import axis_of
 from t2n_hf.ops.table import EMITTERS
@@ -32,6 +32,13 @@ def bounded(place: Length | None, length: Length, default: Length) -> Length:
     return place if _within(place, length) else sympy.Min(place, length)
 
 
+def _plain(place: Length | None, length: Length, default: Length) -> Length:
+    """A begin or end counted from the front, taken to be inside the axis."""
+    if place is None or (isinstance(place, int) and place >= _END):
+        return default if place is None else length
+    return length + place if isinstance(place, int) and place < 0 else place
+
+
 def _symbolic_bound(place: int, length: sympy.Expr) -> Length:
     if place < 0:
         # torch begins at 0 where fewer than -place elements are there.
@@ -52,7 +59,9 @@ def slice_(
     """x[start:end:step] along an axis."""
     axis = axis_of(dim, x.rank)
     length = x.shape[axis]
-    begin, stop = bounded(start, length, 0), bounded(end, length, length)
+    begin, stop = _plain(start, length, 0), _plain(end, length, length)
+    if step != 1 or not same(stop - begin, emit.shape[axis]):  # what torch says needs no bounds where it fits
+        begin, stop = bounded(start, length, 0), bounded(end, length, length)
     if emit.shape[axis] == 0 and isinstance(begin, int):
         stop = begin
     return emit.slice(x, axis, begin, stop, step)

@@ -14,7 +14,7 @@ __all__ = ["canonical_names", "fake_weights"]
 
 
 def canonical_names(module: nn.Module) -> dict[str, str]:
-    """Map each name of a parameter or persistent buffer to the first name of the same object (itself when not tied)."""
+    """Map each name of a parameter or buffer to the first name of the same object (itself when not tied)."""
     first: dict[int, str] = {}
     names: dict[str, str] = {}
     for name, tensor in (

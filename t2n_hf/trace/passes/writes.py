@@ -34,9 +34,37 @@ def _alias(node: fx.Node) -> Any:  # noqa: ANN401 - torch's alias info, or None
     return schema.arguments[0].alias_info if schema is not None and schema.arguments else None
 
 
+# They change what the tensor object says of itself, not the elements: emitters give their result anew.
+_NO_ELEMENTS: Final = frozenset(
+    {
+        _aten.detach_.default,
+        _aten.squeeze_.default,
+        _aten.squeeze_.dim,
+        _aten.t_.default,
+        _aten.transpose_.default,
+        _aten.unsqueeze_.default,
+    }
+)
+
+
+# These are views, or copies, as it happens.
+_PERHAPS_COPIES: Final = frozenset(
+    {
+        _aten.contiguous.default,
+        _aten.flatten.using_ints,
+        _aten.reshape.default,
+        _aten.to.device,
+        _aten.to.dtype,
+        _aten.to.dtype_layout,
+    }
+)
+
+
 def _writes(node: fx.Node) -> bool:
     alias = _alias(node)
-    return node.op == "call_function" and alias is not None and alias.is_write
+    if node.op != "call_function" or alias is None or not alias.is_write or node.target in _NO_ELEMENTS:
+        return False
+    return not (node.target is _aten.dropout_.default and node.args[2] is False)
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -47,7 +75,7 @@ def _is_view(node: fx.Node) -> bool:
 def _views_to(node: fx.Node, anew: set[fx.Node]) -> list[fx.Node]:
     """The views that lead from a tensor of its own to this one, first view first."""
     chain: list[fx.Node] = []
-    while _is_view(node) and node not in anew:
+    while _is_view(node) and node not in anew and node.target not in _PERHAPS_COPIES:
         chain.insert(0, node)
         node = node.args[0]  # type: ignore[assignment]
     return chain
@@ -128,6 +156,13 @@ def _refuse_other_views(root: Any, chain: list[fx.Node], later: set[fx.Node], wr
     """Raise CaptureError when a view that was taken before the write, and not by it, is used after it."""
     if not isinstance(root, fx.Node):
         return
+    source = root
+    while _is_view(source):  # perhaps a copy: it makes no difference when what it was made of is not used any more
+        source = source.args[0]  # type: ignore[assignment]
+        if any(reader in later for reader in source.users):
+            raise CaptureError(
+                f"{write.target} writes into what may be a part of {source.name}, which is used afterwards"
+            )
     front = [root]
     while front:
         for user in front.pop().users:
