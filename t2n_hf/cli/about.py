@@ -55,8 +55,11 @@ def env(as_json: Json = False) -> None:
 
 
 def _plugin_line(row: PluginInfo) -> str:
+    """One class in two lines. A short name is shown only where `T2NConfig` takes it."""
+    use = f"short name {row.short}" if row.quantizes or row.error else "holds other formats, no option takes it"
     state = "ok" if row.error is None else f"does not load: {row.error}"
-    return f"{row.tag}\n  short name {row.short}, of {row.distribution} {row.version} ({row.target}): {state}".rstrip()
+    owner = f"{row.distribution} {row.version}".rstrip()
+    return f"{row.tag}\n  {use}; {row.target}, of {owner}: {state}"
 
 
 def plugins(as_json: Json = False) -> None:

@@ -3,6 +3,7 @@
 import sys
 from typing import Annotated, Any
 
+import torch
 import typer
 from tqdm import tqdm
 
@@ -37,6 +38,9 @@ def export(
     flat: Annotated[bool, Option("--flat", help="Write the graph without fragments.")] = False,
     check: Annotated[bool, Option(help="Run the archive in tract and compare it with PyTorch.")] = True,
     tolerance: Annotated[float | None, Option(help="Largest relative error that the check accepts.")] = None,
+    threads: Annotated[
+        int, Option(min=1, help="Threads of PyTorch; more than one only help quantizing and checking large models.")
+    ] = 1,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an older export.")] = False,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
     trust_remote_code: Annotated[
@@ -46,7 +50,9 @@ def export(
 ) -> None:
     """Export a model to an NNEF archive for tract."""
     quiet_unless_watched()
-    with _Progress() as progress:
+    # Many small operations: idle threads that wait for the next one by spinning can double the time on shared cores.
+    torch.set_num_threads(threads)
+    with _Progress(check=check) as progress:
         report = export_nnef(
             model,
             out,
@@ -77,9 +83,10 @@ def export(
 
 
 class _Progress:
-    """One bar for the weights, on a terminal only."""
+    """One bar for the weights, then a word on the check, which takes longest; on a terminal only."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, check: bool) -> None:
+        self._check = check
         self._bar: Any = None
 
     def __enter__(self) -> "_Progress":
@@ -92,6 +99,10 @@ class _Progress:
         if self._bar is None:
             self._bar = tqdm(total=total, unit="B", unit_scale=True, desc="writing", file=sys.stderr, leave=False)
         self._bar.update(done - self._bar.n)
+        if done == total:
+            self._bar.close()
+            if self._check:
+                print("checking: PyTorch first, then the archive in tract ...", file=sys.stderr)
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
