@@ -334,13 +334,14 @@ def test_an_export_killed_at_any_point_leaves_a_complete_one(children, newer, fi
 
 
 def test_a_weight_of_4_gib_is_refused_by_name_before_anything_is_read_or_written(tmp_path):
-    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(1, 1, bias=False))
-    module[0] = nn.Identity()
+    module = nn.Sequential(nn.Linear(4, 1 << 15, bias=False), nn.Linear(1, 1, bias=False))
     # 4 GiB in f32, of one value: whoever read it would notice.
     module[1].weight = nn.Parameter(torch.ones(1, 1).expand(1 << 15, 1 << 15), requires_grad=False)
-    started = time.monotonic()
+    started, told = time.monotonic(), []
+    options = {"check": False, "on_progress": lambda *now: told.append(now)}
     with pytest.raises(FormatError, match=r"1\.weight.*4 GiB|4 GiB.*1\.weight"):
-        export_nnef(module, tmp_path / "out", example_args=(torch.zeros(1, 1 << 15),), check=False)
+        export_nnef(module, tmp_path / "out", example_args=(torch.zeros(1, 4),), **options)
+    assert told == []
     assert time.monotonic() - started < 20
     assert os.listdir(tmp_path) == []
 
