@@ -1,4 +1,8 @@
-"""Bounded memory for values that live elsewhere: leases, prefetch, a byte budget. Knows the `Source` protocol only."""
+"""Bounded memory for values that live elsewhere: leases, prefetch, a byte budget. Knows the `Source` protocol only.
+
+`pool` is what users hold and `table` what it does under its lock; `policy` chooses what leaves memory, `source` is what
+a value has to offer, `lease`, `prefetch` and `scope` are ways to ask for it.
+"""
 
 from t2n_hf.residency.lease import TensorResidencyLease
 from t2n_hf.residency.policy import ResidencyStrategy

@@ -1,4 +1,9 @@
-"""Tensors that keep their values packed or on disk, and bounded memory for them."""
+"""Tensors that keep their values packed or on disk, and bounded memory for them.
+
+`opaque` is what all of them are (with `aten_rules`, `autograd`, `compute` and `fallback`); `quant` holds the packed
+formats, `transposed` turns one, `offload` leaves values on disk (with `stored`, `rows` and `persist`). `named`, `ref`
+and `updater` are for code that was written for torch_to_nnef: nothing else in this package uses them.
+"""
 
 from t2n_hf.contract import SupportsOffloadState
 from t2n_hf.registry import resolve_offload_state
