@@ -5,11 +5,11 @@ from typing import Any, Final, Literal
 
 from t2n_hf.dtypes import dtype_of
 from t2n_hf.errors import ConfigError
+from t2n_hf.trace.capture import CAPTURE_MODES
 
-__all__ = ["ARCHIVE_NAMES", "CAPTURE_MODES", "ExportConfig", "archive_dtype"]
+__all__ = ["ARCHIVE_NAMES", "ExportConfig", "archive_dtype"]
 
 ARCHIVE_NAMES: Final = {"tgz": "model.nnef.tgz", "tar": "model.nnef.tar", "dir": "model"}
-CAPTURE_MODES: Final = ("auto", "pieces", "whole")
 _MAX_COMPRESSION: Final = 9
 
 

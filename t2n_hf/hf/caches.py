@@ -7,19 +7,19 @@ empty tensor), a sliding-window model keeps its sliding mask, and pytree functio
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 import torch
 from torch.utils import _pytree as pytree
 from transformers import PreTrainedConfig
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, get_layer_types_and_kwargs
+from transformers.cache_utils import DynamicCache, DynamicLayer, get_layer_types_and_kwargs
 from transformers.configuration_utils import get_head_shapes
 
 from t2n_hf.errors import ConfigError
 
-__all__ = ["CacheShape", "WholeCache", "cache_parameter", "cache_shapes", "find_cache"]
+__all__ = ["CacheShape", "WholeCache", "cache_parameter", "cache_shapes"]
 
 # transformers is renaming `past_key_values` to `cache`; the older names live on in models outside its tree.
 _CACHE_NAMES: Final = ("cache", "past_key_values", "layer_past", "past_key_value")
@@ -92,11 +92,6 @@ def _unflatten(tensors: Any, _context: Any) -> WholeCache:  # noqa: ANN401 - pyt
 
 # The class is ours, so that this never clashes with a registration of DynamicCache by somebody else.
 pytree.register_pytree_node(WholeCache, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
-
-
-def find_cache(arguments: Mapping[str, Any]) -> tuple[str, Cache] | None:
-    """Find the argument that is a cache, by its type: (name, cache), or None."""
-    return next(((name, value) for name, value in arguments.items() if isinstance(value, Cache)), None)
 
 
 def cache_parameter(forward: Callable[..., Any]) -> str | None:

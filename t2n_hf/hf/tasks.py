@@ -21,7 +21,7 @@ from t2n_hf.hf.caches import WholeCache, cache_parameter, cache_shapes
 from t2n_hf.hf.rotary import capturable_rotary, rope_switch
 from t2n_hf.trace.interface import Interface
 
-__all__ = ["TASKS", "Task", "auto_class", "capture_settings", "detect_task", "interface_of", "usable_context"]
+__all__ = ["TASKS", "Task", "auto_class", "capture_settings", "interface_of", "usable_context"]
 
 # Lengths of the example: they differ from each other, and rarely equal a dimension of a model.
 _NEW, _PAST, _BATCH = 5, 6, 2
@@ -60,19 +60,6 @@ TASKS: Final = {
         Task(name="feature-extraction", auto="AutoModel", endings=("Model",), output="last_hidden_state"),
     )
 }
-
-
-def detect_task(config: PreTrainedConfig) -> str:
-    """Find the task that a checkpoint was saved for, by the class named in `config.architectures`.
-
-    Raises ConfigError when no supported task has models of that class.
-    """
-    architectures = getattr(config, "architectures", None) or []
-    if not architectures:
-        raise ConfigError(
-            f"the config of this {config.model_type} model names no architecture; say the task: {', '.join(TASKS)}"
-        )
-    return _task_of_class(architectures[0], config)
 
 
 def auto_class(task: str) -> Any:  # noqa: ANN401 - an auto class of transformers, which has no common type

@@ -5,7 +5,7 @@ from torch.utils import _pytree as pytree
 from transformers import DynamicCache
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches import CacheShape, WholeCache, cache_parameter, cache_shapes, find_cache
+from t2n_hf.hf.caches import CacheShape, WholeCache, cache_parameter, cache_shapes
 
 BASE = {
     "hidden_size": 64,
@@ -120,12 +120,6 @@ def test_a_cache_flattens_to_its_tensors_and_back():
 
 def test_an_empty_past_has_length_zero():
     assert WholeCache(tensors(past=0)).get_seq_length() == 0
-
-
-def test_the_cache_is_found_by_type_whatever_its_name():
-    cache = DynamicCache()
-    assert find_cache({"hidden_states": torch.ones(1), "whatever": cache}) == ("whatever", cache)
-    assert find_cache({"hidden_states": torch.ones(1)}) is None
 
 
 def test_the_cache_parameter_is_found_by_annotation_then_by_name():

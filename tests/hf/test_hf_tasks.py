@@ -5,7 +5,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.tasks import auto_class, capture_settings, detect_task, interface_of, usable_context
+from t2n_hf.hf.tasks import auto_class, capture_settings, interface_of, usable_context
 from t2n_hf.trace.capture import capture
 
 BASE = {
@@ -236,28 +236,28 @@ def test_experts_are_batched_only_while_capturing():
 
 
 @pytest.mark.parametrize(
-    ("architecture", "task"),
+    ("architecture", "config", "task"),
     [
-        ("LlamaForCausalLM", "text-generation"),
-        ("GPT2LMHeadModel", "text-generation"),
-        ("BertModel", "feature-extraction"),
-        ("BertForMaskedLM", "fill-mask"),
-        ("BertForSequenceClassification", "text-classification"),
+        ("LlamaForCausalLM", transformers.LlamaConfig(**BASE), "text-generation"),
+        ("GPT2LMHeadModel", transformers.GPT2Config(**GPT), "text-generation"),
+        ("BertModel", transformers.BertConfig(**ENCODER), "feature-extraction"),
+        ("BertForMaskedLM", transformers.BertConfig(**ENCODER), "fill-mask"),
+        ("BertForSequenceClassification", transformers.BertConfig(**ENCODER), "text-classification"),
+        ("BertForTokenClassification", transformers.BertConfig(**ENCODER), "token-classification"),
     ],
 )
-def test_the_task_is_read_off_the_architecture(architecture, task):
-    config = transformers.LlamaConfig(architectures=[architecture])
-    assert detect_task(config) == task
+def test_the_task_is_read_off_the_class_of_the_model(architecture, config, task):
+    assert interface_of(getattr(transformers, architecture)(config)).task == task
     assert auto_class(task).__name__.startswith("AutoModel")
 
 
 def test_what_is_not_supported_yet_is_refused_with_a_list_of_what_is():
-    with pytest.raises(ConfigError, match=r"ViTForImageClassification.*text-generation"):
-        detect_task(transformers.ViTConfig(architectures=["ViTForImageClassification"]))
+    small = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 64}
     with pytest.raises(ConfigError, match="encoder-decoder"):
-        detect_task(transformers.T5Config(architectures=["T5ForConditionalGeneration"]))
-    with pytest.raises(ConfigError, match="names no architecture"):
-        detect_task(transformers.LlamaConfig())
+        interface_of(transformers.T5ForConditionalGeneration(transformers.T5Config(**small)))
+    image = transformers.ViTConfig(**ENCODER, image_size=32)
+    with pytest.raises(ConfigError, match=r"ViTForImageClassification.*text-generation"):
+        interface_of(transformers.ViTForImageClassification(image))
     with pytest.raises(ConfigError, match="unknown task 'summarize'"):
         interface_of(causal(*CAUSAL["llama"]), task="summarize")
     vision = transformers.ViTModel(transformers.ViTConfig(**ENCODER, image_size=32))

@@ -36,9 +36,11 @@ class KernelLayout(NamedTuple):
 
 
 class Int4Kernel(Protocol):
-    """What a fast product for Q4_0 must offer. `name` tells layouts apart."""
+    """What a fast product for Q4_0 must offer."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Tells layouts apart."""
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of the layout of a weight of this shape, (..., N, K)."""
@@ -118,7 +120,7 @@ class TorchInt4Kernel:
 
     def matmul(self, x: torch.Tensor, layout: KernelLayout) -> torch.Tensor:
         """Compute x @ weight.T for x, bf16 (M, K): bf16 (M, Np)."""
-        return torch._weight_int4pack_mm_for_cpu(x, layout.packed, BLOCK_VALUES, layout.scales)
+        return torch._weight_int4pack_mm_for_cpu(x.contiguous(), layout.packed, BLOCK_VALUES, layout.scales)
 
 
 def _split_scales(scales: torch.Tensor) -> torch.Tensor:
@@ -176,12 +178,12 @@ def _probed() -> tuple[TorchInt4Kernel | None, str]:
     return None, report
 
 
-def int4_kernel() -> TorchInt4Kernel | None:
+def int4_kernel() -> Int4Kernel | None:
     """Give the fast product for Q4_0 on this machine's CPU, None when there is none. Probed once per process."""
     return _probed()[0]
 
 
-def required_kernel() -> TorchInt4Kernel:
+def required_kernel() -> Int4Kernel:
     """Give the kernel that a layout in memory was packed for. Raises UnsupportedOpError when there is none."""
     kernel = int4_kernel()
     if kernel is None:
