@@ -17,13 +17,17 @@ __all__ = ["PluginInfo", "class_of_tag", "format_class", "installed_tags", "list
 
 @dataclass(frozen=True, kw_only=True)
 class PluginInfo:
-    """One declared tag: who declares it, and what came of importing it (`error` is None when it loads)."""
+    """One declared tag: who declares it, and what came of importing it (`error` is None when it loads).
+
+    `quantizes`: weights can be quantized to the class. False for a stored form that only holds other classes.
+    """
 
     tag: str
     short: str
     distribution: str
     version: str
     target: str
+    quantizes: bool
     error: str | None
 
 
@@ -155,19 +159,36 @@ def list_plugins() -> list[PluginInfo]:
     for name, points in sorted(declared.items()):
         clash = f"declared by {len(points)} distributions" if len(points) > 1 else None
         for point in points:
-            error = clash
+            error, quantizes = clash, False
             try:
-                _load(point)
+                quantizes = issubclass(_load(point), WeightFormat)
             except Exception as problem:  # noqa: BLE001 - a plugin may raise anything while it is imported
                 error = f"{type(problem).__name__}: {problem}"
             short = Tag.parse(name).short if _is_tag(name) else ""
             dist, version = (point.dist.name, point.dist.version) if point.dist else ("?", "?")
-            row = PluginInfo(tag=name, short=short, distribution=dist, version=version, target=point.value, error=error)
-            rows.append(row)
+            rows.append(
+                PluginInfo(
+                    tag=name,
+                    short=short,
+                    distribution=dist,
+                    version=version,
+                    target=point.value,
+                    quantizes=quantizes,
+                    error=error,
+                )
+            )
     for tag, cls in sorted(defined_classes().items()):
         if tag not in declared:
             where = f"{cls.__module__}:{cls.__qualname__}"
-            short = Tag.parse(tag).short
-            row = PluginInfo(tag=tag, short=short, distribution="(this process)", version="", target=where, error=None)
-            rows.append(row)
+            rows.append(
+                PluginInfo(
+                    tag=tag,
+                    short=Tag.parse(tag).short,
+                    distribution="(this process)",
+                    version="",
+                    target=where,
+                    quantizes=issubclass(cls, WeightFormat),
+                    error=None,
+                )
+            )
     return rows
