@@ -4,30 +4,29 @@ Prints sizes, memory, times and agreement; ends with status 1 when the archive's
 """
 
 import argparse
-import resource
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from t2n_hf import T2NConfig, TractModelForCausalLM, export_nnef
+from t2n_hf.export.report import format_bytes, peak_rss_bytes
 
 MODEL = Path(__file__).resolve().parent.parent / ".cache" / "SmolLM2-135M-Instruct"
 QUESTION = "What is the capital of France? Answer in one sentence."
 
 
-def peak_rss_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def row(what: str, value: str) -> None:
+    """Say one fact as soon as it is known: the whole takes minutes."""
+    print(f"{what:<29}{value}", flush=True)
 
 
 def greedy(model: torch.nn.Module, ids: torch.Tensor, count: int) -> list[int]:
@@ -43,19 +42,13 @@ def main() -> int:
     arguments = parser.parse_args()
     if not sys.stderr.isatty():
         disable_progress_bar()
-    console = Console()
-    table = Table(show_header=False, box=None)
-
-    def row(what: str, value: str) -> None:
-        table.add_row(what, value)
-
     start = time.perf_counter()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     config = T2NConfig(weights="q4_0", embeddings="q4_0")
     model = AutoModelForCausalLM.from_pretrained(arguments.model, quantization_config=config, dtype=torch.float32)
     row("loaded as q4_0", f"{time.perf_counter() - start:.1f} s")
-    row("checkpoint", f"{folder_bytes(arguments.model) / 1e6:.1f} MB")
-    row("in memory", f"{model.get_memory_footprint() / 1e6:.1f} MB")
+    row("checkpoint", format_bytes(folder_bytes(arguments.model)))
+    row("in memory", format_bytes(model.get_memory_footprint()))
 
     chat = [{"role": "user", "content": QUESTION}]
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)[
@@ -69,8 +62,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         out = arguments.out or Path(scratch) / "export"
         report = export_nnef(model, out, tokenizer=tokenizer, check=True, overwrite=arguments.out is not None)
-        console.print(str(report), highlight=False, soft_wrap=True)
-        row("export", f"{report.seconds['total']:.1f} s, archive {report.archive.stat().st_size / 1e6:.1f} MB")
+        print(f"\n{report}\n", flush=True)
+        row("export", f"{report.seconds['total']:.1f} s, archive {format_bytes(report.archive.stat().st_size)}")
         row("checked in tract", f"max relative error {report.max_rel_error:.2g}")
         del model
         archive = TractModelForCausalLM.from_pretrained(out)
@@ -80,8 +73,7 @@ def main() -> int:
         archive.close()
     agreement = sum(a == b for a, b in zip(expected, got, strict=False))
     row("same greedy tokens", f"{agreement} of {len(expected)}")
-    row("peak memory of this process", f"{peak_rss_mb():.0f} MB")
-    console.print(table)
+    row("peak memory of this process", format_bytes(peak_rss_bytes()))
     return 0 if got == expected else 1
 
 

