@@ -72,7 +72,7 @@ def staged_folder(path: str | Path, *, overwrite: bool = False, marker: str | No
     When the block raises, the sibling is removed and an older `path` stays as it was. With `overwrite` an older folder
     is replaced in one step; `marker` names a file that this older folder must hold, so that a folder of something else
     is never deleted. Raises OutputExistsError when `path` exists and may not be replaced, StorageError when another
-    process writes the same target or the disk is full.
+    process writes the same target, when the disk is full, or there is no folder to make it in.
     """
     target = Path(os.path.abspath(path))
     partial = partial_path(target)
@@ -98,7 +98,13 @@ def staged_folder(path: str | Path, *, overwrite: bool = False, marker: str | No
 
 
 def check_replaceable(target: Path, overwrite: bool, marker: str | None) -> None:
-    """Raise OutputExistsError when `staged_folder` would not replace `target`: to be told before any work."""
+    """Raise what `staged_folder` would raise about `target`, so that it can be told before any work.
+
+    OutputExistsError when it would not be replaced, StorageError when the folder that it is to be made in is not there.
+    """
+    parent = Path(os.path.abspath(target)).parent
+    if not parent.is_dir():
+        raise StorageError(f"{parent} is no folder, so {target} cannot be made in it; make it first")
     if not os.path.lexists(target):
         return
     if not overwrite:

@@ -11,7 +11,7 @@ from torch import nn
 
 from t2n_hf.atomic import check_replaceable, staged_folder
 from t2n_hf.dtypes import dtype_named
-from t2n_hf.errors import ConfigError
+from t2n_hf.errors import ConfigError, OutputExistsError
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.export.formats import is_transformers_model
 from t2n_hf.export.graph import Graph, make_graph
@@ -116,7 +116,7 @@ def export_nnef(
     Raises:
         ConfigError: an option is unknown or does not fit the model.
         CheckpointNotFoundError: `model` names no checkpoint.
-        OutputExistsError: `path` exists, and `overwrite` is not set or it holds something else than an export.
+        OutputExistsError: `path` exists, and `overwrite` is not set, or it holds the model itself, or no export.
         CaptureError: the module cannot be captured.
         MissingEmittersError: operators that cannot be exported; all of them, before anything is written.
         QuantizationError: a weight holds NaN, or values that f16 cannot hold.
@@ -166,6 +166,7 @@ def export_nnef(
             module, origin = model, origin_of(model)
         else:
             module, origin, config = load(model, config, loading)
+    _refuse_own_source(target, origin)
     job = _Job(
         module=module,
         target=target,
@@ -182,6 +183,15 @@ def _refuse_loading_options(options: Mapping[str, Any]) -> None:
     given = [name for name, value in options.items() if value is not None]
     if given:
         raise ConfigError(f"{', '.join(given)} say how to load a checkpoint, and this model is loaded already")
+
+
+def _refuse_own_source(target: Path, origin: Origin) -> None:
+    """Keep a checkpoint that lies in an older export from being deleted with it."""
+    if origin.folder is None or not target.is_dir():
+        return
+    source = origin.folder.resolve()
+    if target.resolve() in (source, *source.parents):
+        raise OutputExistsError(f"{target} holds the model that is exported ({source}); export it to another place")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,9 @@ def write_side_files(staging: Path, model: nn.Module, origin: Origin, tokenizer:
 def write_card(staging: Path, manifest: ExportManifest, origin: Origin) -> None:
     """Write README.md, with the licence and languages of the source's own card."""
     source = origin.folder / CARD_NAME if origin.folder is not None else None
-    metadata = read_card_metadata(source.read_text(encoding="utf-8")) if source is not None and source.is_file() else {}
+    # Somebody else's text, of which a few short values are taken: its encoding is no reason to fail.
+    text = source.read_text(encoding="utf-8", errors="replace") if source is not None and source.is_file() else ""
+    metadata = read_card_metadata(text)
     (staging / CARD_NAME).write_text(build_card(manifest, metadata), encoding="utf-8")
 
 

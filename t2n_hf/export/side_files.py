@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from t2n_hf.errors import ConfigError
+from t2n_hf.errors import ConfigError, FormatError
 from t2n_hf.hf.companions import TOKENIZER_FILES
 
 __all__ = ["copy_companions", "save_tokenizer", "scrub", "write_config"]
@@ -61,7 +61,10 @@ def _write_json(path: Path, value: Any) -> None:  # noqa: ANN401 - JSON
 
 
 def copy_companions(source: Path, folder: Path, *, tokenizer: bool) -> None:
-    """Copy the licence files of a checkpoint folder, and its tokenizer files when `tokenizer` is set."""
+    """Copy the licence files of a checkpoint folder, and its tokenizer files when `tokenizer` is set.
+
+    Raises FormatError for a file that should be JSON and is not.
+    """
     for path in _matching(source, _LICENSE_FILES + (TOKENIZER_FILES if tokenizer else ())):
         _copy_scrubbed(path, folder / path.relative_to(source))
 
@@ -96,4 +99,8 @@ def _copy_scrubbed(source: Path, target: Path) -> None:
     if PurePosixPath(source.name).suffix != ".json" or source.name in {"tokenizer.json", "vocab.json"}:
         shutil.copyfile(source, target)
         return
-    _write_json(target, json.loads(source.read_text(encoding="utf-8")))
+    try:
+        value = json.loads(source.read_text(encoding="utf-8"))
+    except ValueError as error:  # UnicodeDecodeError is one too
+        raise FormatError(f"{source} is no JSON: {error}; repair it, or give tokenizer=") from error
+    _write_json(target, value)

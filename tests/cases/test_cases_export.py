@@ -489,3 +489,35 @@ def test_a_file_and_a_folder_of_somebody_else_are_refused_even_when_overwriting(
     assert (tmp_path / "file").read_text() == "mine"
     assert os.listdir(tmp_path / "folder") == ["mine.txt"]
     assert sorted(os.listdir(tmp_path)) == ["file", "folder", "link"]
+
+
+def test_a_place_that_does_not_exist_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for place in ("nowhere", "file"):
+        with pytest.raises(StorageError, match=rf"{place} is no folder.*make it first"):
+            export_nnef("no/such-model", tmp_path / place / "out", check=False)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("where", [".", "checkpoint"])
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["folder", "loaded"])
+def test_a_checkpoint_that_lies_in_an_older_export_is_not_deleted_with_it(is_loaded, where, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "out")
+    source = tmp_path / "out" / where
+    models.m2().save_pretrained(source)
+    before = contents(tmp_path / "out")
+    model = load(source) if is_loaded else source
+    with pytest.raises(OutputExistsError, match="holds the model that is exported"):
+        export_nnef(model, tmp_path / "out", check=False, overwrite=True)
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_damaged_file_beside_the_checkpoint_is_named_or_does_not_matter(tmp_path):
+    folder = models.saved(models.m1(), tmp_path)
+    (folder / "README.md").write_bytes(b"---\nlicense: mit\n---\n\xe9\xff")
+    report = export_nnef(folder, tmp_path / "out", check=False)
+    assert "license: mit" in (report.folder / "README.md").read_text()
+    (folder / "tokenizer_config.json").write_text("{damaged")
+    with pytest.raises(FormatError, match=r"tokenizer_config\.json is no JSON"):
+        export_nnef(folder, tmp_path / "other", check=False)
+    assert sorted(os.listdir(tmp_path)) == sorted([folder.name, "out"])
