@@ -2,18 +2,23 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
+from t2n_hf.errors import CheckpointNotFoundError
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.hf.companions import fetch_companions
 from t2n_hf.hf.loading import checkpoint_folder, load_checkpoint
 
 __all__ = ["Origin", "load", "origin_of"]
+
+# The Hub's cache names a snapshot by its commit.
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,28 +41,30 @@ def load(
     given = {name: value for name, value in options.items() if value is not None}
     asked = {"weights": config.weights, "embeddings": config.embeddings, "lm_head": config.lm_head}
     source = os.fspath(model)
-    if not _is_quantized(checkpoint_folder(source, given.get("revision"))):
+    folder = checkpoint_folder(source, given.get("revision"))
+    if not _is_quantized(folder):
         given |= asked
         config = replace(config, weights=None, embeddings=None, lm_head=None)
     loaded = load_checkpoint(source, task=config.task, **given)
-    if Path(source).is_dir():
-        return loaded, Origin(folder=Path(source)), config
-    return loaded, _from_hub(source, getattr(loaded.config, "_commit_hash", None)), config
+    return loaded, Origin(folder=folder) if Path(source).is_dir() else _from_hub(source, folder), config
 
 
 def origin_of(model: nn.Module) -> Origin:
-    """Find out where a loaded model came from, as far as it remembers."""
-    config = getattr(model, "config", None)
-    name, commit = getattr(config, "_name_or_path", None), getattr(config, "_commit_hash", None)
+    """Find out where a loaded model came from, as far as it remembers and the Hub's cache agrees."""
+    name = getattr(getattr(model, "config", None), "_name_or_path", None)
     if not isinstance(name, str) or not name:
         return Origin()
     if Path(name).is_dir():
         return Origin(folder=Path(name))
-    # transformers knows a commit only of what came from the Hub: a folder that is gone is no Hub id.
-    return Origin() if commit is None else _from_hub(name, commit)
+    try:
+        # A folder that is gone may be called like a repository: only what the cache holds came from the Hub.
+        return _from_hub(name, checkpoint_folder(name, local_files_only=True))
+    except CheckpointNotFoundError:
+        return Origin()
 
 
-def _from_hub(repo_id: str, commit: str | None) -> Origin:
+def _from_hub(repo_id: str, snapshot: Path) -> Origin:
+    commit = snapshot.name if _COMMIT.fullmatch(snapshot.name) else None
     return Origin(hub_id=repo_id, revision=commit, folder=fetch_companions(repo_id, commit))
 
 
