@@ -424,8 +424,11 @@ def test_every_operator_without_an_emitter_is_listed_with_each_module_that_uses_
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("where", ["loaded", "folder"])
-@pytest.mark.parametrize("options", [{}, {"weights": "q4_0"}, {"dtype": "f16"}], ids=["f32", "q4_0", "f16"])
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [({}, "loaded"), ({"dtype": "f16"}, "folder"), ({"weights": "q4_0"}, "loaded"), ({"weights": "q4_0"}, "folder")],
+    ids=["f32", "f16 from a folder", "q4_0", "q4_0 from a folder"],
+)
 def test_a_weight_with_nan_is_refused_by_name_and_nothing_is_written(options, where, tmp_path):
     model = models.m1()
     with torch.no_grad():
