@@ -101,3 +101,14 @@ def test_scales_and_quants_are_read_from_canonical_blocks():
     assert packed[0, 0, 3].item() == 0x11
     assert torch.equal(quants_of(packed).flatten(-2), quants)
     assert torch.equal(scales_of(packed), scales)
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_activations_may_lie_in_memory_in_any_way(dtype):
+    generator = torch.Generator().manual_seed(0)
+    weight = QTensorTractScaleOnly.quantize(torch.randn(17, 64, generator=generator), dtype=dtype).with_compute("fast")
+    wide = torch.randn(6, 128, generator=generator).to(dtype)
+    for x in (wide[:, ::2], wide[:, :64].T.contiguous().T, wide[:1, :64].expand(5, 64)):
+        assert torch.equal(F.linear(x, weight), F.linear(x.contiguous(), weight))
+        assert torch.equal(F.linear(x[0], weight), F.linear(x[0].contiguous(), weight))
