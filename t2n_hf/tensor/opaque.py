@@ -68,13 +68,8 @@ def _get_item(tensor: Any, index: Any) -> Any:
         return NotImplemented
     result = tensor._get_item(index)
     # Indexing by tensors copies; by anything else it gives a view.
-    return (
-        result if any(isinstance(leaf, torch.Tensor | list) for leaf in _leaves(index)) else tensor._read_only(result)
-    )
-
-
-def _leaves(index: Any) -> tuple[Any, ...]:
-    return index if isinstance(index, tuple) else (index,)
+    copied = any(isinstance(leaf, torch.Tensor | list) for leaf in (index if isinstance(index, tuple) else (index,)))
+    return result if copied else tensor._read_only(result)
 
 
 def _values(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,13 +93,20 @@ def _turned(tensor: Any, *axes: int) -> Any:
 
 
 def _turned_matrix(tensor: Any) -> Any:
-    return _turned(tensor) if isinstance(tensor, OpaqueTensor) and tensor.ndim == 2 else NotImplemented
+    return _turned(tensor) if tensor.ndim == 2 else NotImplemented
 
 
 def _set_item(tensor: Any, index: Any, value: Any) -> Any:
     if not isinstance(tensor, OpaqueTensor):
         return NotImplemented
     return tensor._set_item(index, value)
+
+
+def _share_memory(tensor: Any) -> Any:
+    """Move the parts to shared memory: the tensor itself has none, and torch would follow a null pointer."""
+    for part in tensor._parts().values():
+        part.share_memory_()
+    return tensor
 
 
 def _normal_tensors() -> AbstractContextManager[Any]:
@@ -126,6 +128,8 @@ class OpaqueTensor(torch.Tensor):
         torch.Tensor.__setitem__: _set_item,
         torch.Tensor.tolist: _values(torch.Tensor.tolist),
         torch.Tensor.numpy: _values(torch.Tensor.numpy),
+        torch.Tensor.__array__: _values(torch.Tensor.__array__),
+        torch.Tensor.share_memory_: _share_memory,
         torch.Tensor.t: _turned_matrix,
         torch.t: _turned_matrix,
         torch.Tensor.T.__get__: _turned_matrix,  # type: ignore[attr-defined]

@@ -329,3 +329,16 @@ def test_compute_mode_nests_and_ends():
     assert overriding_compute() is None
     with pytest.raises(ConfigError, match="'quick'; expected one of exact, fast"), compute_mode("quick"):
         pass
+
+
+def test_sharing_memory_moves_the_parts():
+    tensor = Half.of(torch.randn(4, 8).half())
+    expected = tensor.to_base_tensor()
+    assert tensor.share_memory_() is tensor
+    assert tensor.values_f16.is_shared()
+    assert torch.equal(tensor.to_base_tensor(), expected)
+
+
+def test_numpy_takes_the_values():
+    tensor = Half.of(torch.randn(4, 8).half())
+    np.testing.assert_array_equal(np.asarray(tensor), tensor.to_base_tensor().numpy())
