@@ -34,6 +34,8 @@ class CheckpointFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        if self.path.exists() and not self.path.is_file():  # opening a pipe would wait for ever
+            raise StorageError(f"{self.path} is no file; expected safetensors weights there")
         try:
             self._fd = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except FileNotFoundError as error:

@@ -162,6 +162,7 @@ def test_a_closed_file_is_not_read(folder: Path):
 
 
 def test_descriptors_end_with_their_files(folder: Path):
+    gc.collect()  # what other tests left
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
     if before is None:
         pytest.skip("no /proc")
@@ -294,3 +295,12 @@ def test_mapped_pages_hold_the_values_and_are_private(folder: Path):
     index["f32"].mapped().zero_()
     assert torch.equal(index["f32"].mapped(), TENSORS["f32"])
     assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_a_folder_or_a_pipe_in_place_of_weights_is_refused(tmp_path):
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(StorageError, match=r"model\.safetensors is no file"):
+        CheckpointIndex.open(tmp_path)
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(StorageError, match=r"pipe\.safetensors is no file"):
+        CheckpointFile(tmp_path / "pipe.safetensors")
