@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +55,7 @@ class T2NConfig(MetalConfig):
         *,
         embeddings: str | None = None,
         lm_head: str | None = None,
-        modules_to_not_convert: Sequence[str] | None = None,
+        modules_to_not_convert: Iterable[str] | None = None,
         compute: str = "exact",
         max_resident_bytes: int | None = None,
         spill_dir: str | Path | None = None,
@@ -71,7 +71,7 @@ class T2NConfig(MetalConfig):
         self.modules_to_not_convert = _list_of_names(modules_to_not_convert)
         self.compute = compute
         self.max_resident_bytes = max_resident_bytes
-        self.spill_dir = None if spill_dir is None else os.fspath(spill_dir)
+        self.spill_dir = _folder(spill_dir)
         self.tensors: dict[str, Any] | None = None
         self.requested: dict[str, Any] | None = None
         self.post_init()
@@ -140,9 +140,21 @@ class T2NConfig(MetalConfig):
         return (config, kwargs) if return_unused_kwargs else config
 
 
-def _list_of_names(names: Sequence[str] | None) -> list[str] | None:
+def _list_of_names(names: Iterable[str] | None) -> list[str] | None:
     if names is None:
         return None
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+    if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
         raise ConfigError(f"modules_to_not_convert={names!r}; expected None or a list of module names")
-    return list(names)
+    listed = list(names)
+    if not all(isinstance(name, str) and name for name in listed):
+        raise ConfigError(f"modules_to_not_convert={listed!r}; expected None or a list of module names")
+    # The order of a set differs from process to process, and what is saved must not.
+    return sorted(listed) if isinstance(names, Set) else listed
+
+
+def _folder(path: object) -> str | None:
+    if path is None or isinstance(path, str):
+        return path
+    if isinstance(path, os.PathLike) and isinstance(os.fspath(path), str):
+        return str(os.fspath(path))
+    raise ConfigError(f"spill_dir={path!r}; expected the path of a folder, or None")

@@ -53,6 +53,10 @@ def test_an_unknown_option_is_refused_and_the_known_ones_are_named():
         ({"max_resident_bytes": 0.5}, "max_resident_bytes=0.5"),
         ({"modules_to_not_convert": "mlp"}, "modules_to_not_convert='mlp'"),
         ({"modules_to_not_convert": [""]}, "modules_to_not_convert"),
+        ({"modules_to_not_convert": 5}, "modules_to_not_convert=5"),
+        ({"modules_to_not_convert": {"mlp": 1}}, "modules_to_not_convert={'mlp': 1}"),
+        ({"spill_dir": 5}, "spill_dir=5"),
+        ({"spill_dir": b"/tmp"}, "spill_dir=b'/tmp'"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
@@ -76,3 +80,9 @@ def test_unused_arguments_are_handed_back_when_asked_for():
         {"weights": "none"}, return_unused_kwargs=True, compute="fast", revision="main"
     )
     assert (config.weights, config.compute, unused) == ("none", "fast", {"revision": "main"})
+
+
+def test_the_names_of_a_set_are_put_in_an_order_that_every_process_gives():
+    names = {f"layers.{i}" for i in range(20)}
+    assert T2NConfig(modules_to_not_convert=names).modules_to_not_convert == sorted(names)
+    assert T2NConfig(modules_to_not_convert=("b", "a")).modules_to_not_convert == ["b", "a"]
