@@ -124,13 +124,21 @@ def _save_pretrained(model: "PreTrainedModel", save_directory: Any, **options: A
 
 
 def _refuse_own_source(model: "PreTrainedModel", folder: Path) -> None:
-    """Keep a checkpoint from being overwritten while weights are read, or mapped, from it."""
+    """Keep a checkpoint from being overwritten while weights are read, or mapped, from it; also through links."""
     files: Iterable[Path] = getattr(getattr(model, "hf_quantizer", None), "source_files", ())
+    if not folder.is_dir():
+        return
+    there = {_identity(file) for file in folder.iterdir() if file.exists()}
     for file in files:
-        if file.exists() and folder.is_dir() and file.parent.samefile(folder):
+        if file.exists() and (file.parent.samefile(folder) or _identity(file) in there):
             raise OutputExistsError(
                 f"{folder} holds {file.name}, which this model's weights are read from; save it in another folder"
             )
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_dev, found.st_ino
 
 
 @contextmanager

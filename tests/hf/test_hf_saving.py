@@ -247,6 +247,21 @@ def test_the_checkpoint_that_is_read_from_is_not_overwritten(device_map, tmp_pat
     assert content(folder) == before
 
 
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_the_checkpoint_that_is_read_from_is_not_overwritten_through_links(link, tmp_path):
+    source = models.m1()
+    folder = models.saved(source, tmp_path)
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for file in folder.iterdir():
+        getattr(linked / file.name, link)(file)
+    before = content(folder)
+    model = load(source, folder, T2NConfig(), device_map=DISK)
+    with pytest.raises(OutputExistsError, match="another folder"):
+        model.save_pretrained(linked)
+    assert content(folder) == before
+
+
 def test_a_tag_that_nobody_declares_is_named(tmp_path):
     source = models.m1()
     folder = models.saved(load(source, models.saved(source, tmp_path), T2NConfig()), tmp_path)
