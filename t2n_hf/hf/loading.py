@@ -88,6 +88,8 @@ def load_checkpoint(
     options.setdefault("trust_remote_code", False)  # None would have transformers ask on standard input
     if config is not None and (weights, embeddings, lm_head) != (None, None, None):
         raise ConfigError("config= already says weights, embeddings and lm_head; give one or the other")
+    if Path(path_or_id).is_file():
+        raise CheckpointNotFoundError(f"{path_or_id} is a file; expected a model folder, or a repository's id")
     if Path(path_or_id).is_dir():
         check_checkpoint(path_or_id)
     model_config = _read_config(path_or_id, options)
@@ -99,14 +101,40 @@ def load_checkpoint(
         config = config or T2NConfig(weights or NOT_QUANTIZED, embeddings=embeddings, lm_head=lm_head)
     if config is not None:  # an explicit None would make transformers forget that a checkpoint is quantized
         options["quantization_config"] = config
-    return loader.from_pretrained(
+    may_differ = options.pop("ignore_mismatched_sizes", False)
+    model, found = loader.from_pretrained(
         path_or_id,
         config=model_config,
         device_map=dict(device_map) if isinstance(device_map, Mapping) else device_map,
         max_memory=None if max_memory is None else dict(max_memory),
         dtype=dtype or "auto",
+        ignore_mismatched_sizes=True,  # refused below, in words
+        output_loading_info=True,
         **options,
     )
+    _refuse_random_weights(path_or_id, found, task, may_differ)
+    return model
+
+
+def _refuse_random_weights(
+    path_or_id: str | Path, found: Mapping[str, Any], task: str | None, may_differ: bool
+) -> None:
+    """Refuse a checkpoint that does not fill the model: transformers gives what is left random values, and goes on."""
+    differ = sorted(found.get("mismatched_keys", ()), key=str)
+    if differ and not may_differ:
+        name, stored, wanted = differ[0]
+        more = f", and {len(differ) - 1} more differ" if len(differ) > 1 else ""
+        raise FormatError(
+            f"{path_or_id}: {name} has shape {tuple(stored)}, its config.json asks for {tuple(wanted)}{more}; repair "
+            "config.json, or take the checkpoint that belongs to it"
+        )
+    # What pools the states of an encoder is no part of its features, and often not stored.
+    unused = task == "feature-extraction"
+    missing = sorted(name for name in found.get("missing_keys", ()) if not (unused and "pooler" in name.split(".")))
+    if missing and not may_differ:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        head = f"; is task={task!r} what it was trained for?" if task else ""
+        raise FormatError(f"{path_or_id} holds no values for {', '.join(missing[:3])}{more}{head}")
 
 
 def _read_config(path_or_id: str | Path, options: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a PreTrainedConfig

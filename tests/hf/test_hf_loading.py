@@ -94,6 +94,43 @@ def test_a_missing_shard_is_named(tmp_path):
         load_checkpoint(folder)
 
 
+def test_a_file_is_no_model_folder(tmp_path):
+    folder = models.saved(models.m1(), tmp_path)
+    with pytest.raises(CheckpointNotFoundError, match="is a file; expected a model folder"):
+        load_checkpoint(folder / "config.json")
+
+
+def edited_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder
+
+
+def test_a_checkpoint_that_does_not_fill_the_model_is_refused(tmp_path):
+    """transformers draws what is missing at random, and goes on: an export of that would pass every check."""
+    folder = edited_config(models.saved(models.m2(), tmp_path), num_hidden_layers=3)
+    with pytest.raises(FormatError, match=r"holds no values for model\.layers\.2\..* and 6 more"):
+        load_checkpoint(folder, weights="q4_0")
+    with pytest.raises(FormatError, match=r"holds no values for classifier.*is task='token-classification'"):
+        load_checkpoint(bert(tmp_path), task="token-classification")
+
+
+def test_features_of_an_encoder_need_no_stored_pooler(tmp_path):
+    assert type(load_checkpoint(bert(tmp_path), task="feature-extraction")) is hf.BertModel
+
+
+def bert(tmp_path):
+    options = {"num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    config = hf.BertConfig(vocab_size=64, hidden_size=32, **options)
+    return models.saved(models.build(hf.BertForMaskedLM, config), tmp_path)
+
+
+def test_shapes_that_are_not_those_of_the_config_are_refused_by_name(tmp_path):
+    folder = edited_config(models.saved(models.m2(), tmp_path), intermediate_size=96)
+    with pytest.raises(FormatError, match=r"down_proj\.weight has shape \(64, 128\), .* \(64, 96\), and 5 more"):
+        load_checkpoint(folder)
+
+
 def test_a_config_that_is_no_json_is_refused(tmp_path):
     folder = models.saved(models.m1(), tmp_path)
     (folder / "config.json").write_text("{")
