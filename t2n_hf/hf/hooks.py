@@ -3,19 +3,20 @@
 import copy
 import threading
 from collections.abc import Iterator
-from typing import Any, Final, final
+from typing import Any, Final, NoReturn, TypeAlias, final
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from t2n_hf.errors import BudgetError
+from t2n_hf.errors import BudgetError, UnsupportedOpError
 from t2n_hf.residency import ResidencyStrategy, TensorResidencyLease, TensorResidencyPool
 from t2n_hf.tensor.offload import OffloadedTensor
 
 __all__ = ["ModuleLeases", "attach_pool", "leases_of", "offloaded_parameters", "resident_nbytes"]
 
 _ATTRIBUTE: Final = "_t2n_leases"
+_Stack: TypeAlias = list[tuple[nn.Module, list[TensorResidencyLease]]]
 
 
 def offloaded_parameters(model: nn.Module) -> dict[str, OffloadedTensor]:
@@ -41,7 +42,7 @@ class ModuleLeases:
 
     def __init__(self, pool: TensorResidencyPool) -> None:
         self.pool = pool
-        self._local = threading.local()
+        self._stacks: dict[threading.Thread, _Stack] = {}
         self._handles: list[RemovableHandle] = []
 
     def attach(self, model: nn.Module) -> None:
@@ -58,16 +59,14 @@ class ModuleLeases:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._release_stale()
         self.pool.close()
         if getattr(model, _ATTRIBUTE, None) is self:
             object.__delattr__(model, _ATTRIBUTE)
 
     @property
-    def _stack(self) -> list[tuple[nn.Module, list[TensorResidencyLease]]]:
-        if not hasattr(self._local, "stack"):
-            self._local.stack = []
-        stack: list[tuple[nn.Module, list[TensorResidencyLease]]] = self._local.stack
-        return stack
+    def _stack(self) -> "_Stack":
+        return self._stacks.setdefault(threading.current_thread(), [])
 
     def _open(self, module: nn.Module, args: Any) -> None:  # noqa: ANN401 - torch's hook signature
         leases: list[TensorResidencyLease] = []
@@ -85,11 +84,23 @@ class ModuleLeases:
                 lease.release()
 
     def _drop_stale(self, model: nn.Module, args: Any) -> None:  # noqa: ANN401
-        # torch calls no hook when an interrupt (not an Exception) ends a forward; what that left is dropped here.
-        stack = self._stack
-        while stack:
-            for lease in stack.pop()[1]:
-                lease.release()
+        self._release_stale()
+
+    def _release_stale(self) -> None:
+        """Release what interrupted forwards left, in this thread and in those that have ended.
+
+        torch calls no hook when an interrupt (not an Exception) ends a forward.
+        """
+        this = threading.current_thread()
+        for thread in list(self._stacks):
+            if thread is this or not thread.is_alive():
+                for _, leases in reversed(self._stacks.pop(thread, [])):
+                    for lease in leases:
+                        lease.release()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:  # noqa: ANN401
+        """Refuse: a model with weights on disk is not pickled."""
+        raise UnsupportedOpError("a model with weights on disk is not pickled; save it with save_pretrained()")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ModuleLeases":
         """Make the leases of a copied model, over a pool of its own. The hooks are copied with the model."""

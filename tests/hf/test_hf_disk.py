@@ -3,6 +3,7 @@
 import copy
 import gc
 import os
+import pickle  # noqa: TID251 - to show that it refuses
 import threading
 
 import models
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from t2n_hf import T2NConfig
-from t2n_hf.errors import BudgetError, StorageError
+from t2n_hf.errors import BudgetError, StorageError, UnsupportedOpError
 from t2n_hf.hf.hooks import attach_pool, leases_of, offloaded_parameters
+from t2n_hf.hf.materialize import materialize
 from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.quant.q4_0 import QTensorTractScaleOnly
 
@@ -183,6 +185,41 @@ def test_an_interrupt_leaves_nothing_for_the_next_run(tmp_path):
     handle.remove()
     assert torch.equal(logits(model), expected)
     assert leases_of(model).pool.lease_count == 0
+
+
+def interrupted(model):
+    def interrupt(module, args):
+        raise KeyboardInterrupt
+
+    handle = model.model.layers[0].mlp.down_proj.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        logits(model)
+    handle.remove()
+
+
+def test_an_interrupt_does_not_keep_a_model_from_being_materialized(tmp_path):
+    source = models.m1()
+    model = load(source, models.saved(source, tmp_path), T2NConfig("none"), device_map=DISK)
+    interrupted(model)
+    assert leases_of(model).pool.lease_count > 0
+    assert torch.equal(logits(materialize(model)), logits(source))
+
+
+def test_what_a_thread_that_ended_has_left_is_released(tmp_path):
+    source = models.m1()
+    model = load(source, models.saved(source, tmp_path), T2NConfig("none"), device_map=DISK)
+    thread = threading.Thread(target=interrupted, args=(model,))
+    thread.start()
+    thread.join()
+    logits(model)
+    assert leases_of(model).pool.lease_count == 0
+
+
+def test_a_model_on_disk_is_not_pickled(tmp_path):
+    source = models.m1()
+    model = load(source, models.saved(source, tmp_path), T2NConfig("none"), device_map=DISK)
+    with pytest.raises(UnsupportedOpError, match="save_pretrained"):
+        pickle.dumps(model)
 
 
 def test_two_threads_each_get_their_own_tokens(tmp_path):
