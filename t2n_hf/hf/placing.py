@@ -25,10 +25,15 @@ from t2n_hf.tensor.transposed import TransposedTensor
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Placing", "parameter_of", "quantized"]
+__all__ = ["Placing", "parameter_of", "quantized", "stays_in_memory"]
 
 # A vector is read with nearly every token and costs more to look up than to keep.
 _KEPT_NBYTES: Final = 16 << 10
+
+
+def stays_in_memory(value: torch.Tensor) -> bool:
+    """Say whether a plain weight is kept in memory even when its module is mapped to disk."""
+    return value.dim() < 2 and value.nbytes <= _KEPT_NBYTES
 
 
 def parameter_of(tensor: torch.Tensor, name: str) -> nn.Parameter:
@@ -125,7 +130,7 @@ class Placing:
 
     def _offloaded(self, name: str, value: torch.Tensor, key: str | None, dtype: torch.dtype) -> torch.Tensor:
         """Leave a plain weight in the checkpoint's own bytes; only what has no such bytes is spilled."""
-        if value.dim() < 2 and value.nbytes <= _KEPT_NBYTES:
+        if stays_in_memory(value):
             return value.to(dtype, copy=True)
         device = self.placement.execution_device
         self.pages.used(value.nbytes)

@@ -18,10 +18,10 @@ from transformers.quantizers.base import HfQuantizer
 from t2n_hf.errors import T2NError
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
 from t2n_hf.hf.conversions import PlaceWeights, RebuildWeights, is_ours, with_parts
-from t2n_hf.hf.device_map import Placement
+from t2n_hf.hf.device_map import DISK, Placement
 from t2n_hf.hf.hooks import attach_pool, offloaded_parameters
 from t2n_hf.hf.materialize import materialize
-from t2n_hf.hf.placing import Placing
+from t2n_hf.hf.placing import Placing, stays_in_memory
 from t2n_hf.hf.plan import Choice, Plan, make_plan, tied_groups
 from t2n_hf.hf.report import CoverageReport, coverage_of
 from t2n_hf.hf.saving import adopt, packed_state_dict
@@ -99,9 +99,27 @@ class T2NQuantizer(HfQuantizer):
         return dtype
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
-        """Note the limits: what resident weights leave of the CPU's is the budget for those on disk."""
+        """Note the limits: what resident weights leave of the CPU's is the budget for those on disk.
+
+        When the model does not fit, the map is made with less: vectors and buffers stay in memory wherever their
+        module is mapped to, and would be missing from what the largest module on disk needs.
+        """
         self._placement.max_memory = dict(max_memory)
-        return max_memory
+        if self._placing is None or "cpu" not in max_memory:
+            return max_memory
+        total, kept = self._planned_nbytes(self._placing.model)
+        allowed = sum(limit for device, limit in max_memory.items() if device != DISK)
+        return max_memory if total <= allowed else {**max_memory, "cpu": max(0, max_memory["cpu"] - kept)}
+
+    def _planned_nbytes(self, model: "PreTrainedModel") -> tuple[int, int]:
+        """Bytes of the model as planned, and of that what is in memory in any case."""
+        buffers = sum(buffer.nbytes for buffer in model.buffers())
+        total = kept = buffers
+        for name, parameter in model.named_parameters():
+            nbytes = round(self.param_element_size(model, name, parameter) * parameter.numel())
+            total += nbytes
+            kept += nbytes if stays_in_memory(parameter) else 0
+        return total, kept
 
     # ---- the empty model ------------------------------------------------------------------------------------------
 
@@ -136,7 +154,7 @@ class T2NQuantizer(HfQuantizer):
         else:
             choice = self.plan.get(param_name, Choice())
             nbytes = choice.nbytes(param.shape, self.quantization_config.compute)
-        return param.element_size() if nbytes is None else nbytes / param.numel()
+        return param.element_size() if nbytes is None else nbytes / max(1, param.numel())
 
     def get_quantize_ops(self) -> PlaceWeights:
         """Give the operation for weights that `param_needs_quantization`."""

@@ -83,6 +83,17 @@ def test_a_layer_goes_to_disk_only_when_memory_is_full(share):
         assert share < 0.7 or "cpu" in device_map.values()
 
 
+def test_every_limit_that_holds_the_largest_module_can_be_used(tmp_path):
+    """Vectors and buffers stay in memory wherever their module is: the plan leaves room for them."""
+    source = models.m2(num_hidden_layers=6)
+    folder = models.saved(source, tmp_path)
+    for limit in range(70_000, 260_000, 8_000):
+        model = type(source).from_pretrained(
+            folder, quantization_config=T2NConfig(), dtype="auto", device_map="auto", max_memory={"cpu": limit}
+        )
+        assert model.get_memory_footprint() <= limit
+
+
 def test_the_first_map_is_the_users_and_the_second_is_changed_in_place():
     """transformers does not say so anywhere: it calls validate_environment twice, and we depend on which is which."""
     quantizer = T2NQuantizer(T2NConfig(), pre_quantized=False)
