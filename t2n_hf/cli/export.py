@@ -7,7 +7,7 @@ import torch
 import typer
 from tqdm import tqdm
 
-from t2n_hf.cli.options import parse_device_map, parse_max_memory, print_json, progress_bar, quiet_unless_watched
+from t2n_hf.cli.options import placement_options, print_json, progress_bar, quiet_unless_watched
 from t2n_hf.export import export_nnef
 
 __all__ = ["export"]
@@ -61,8 +61,7 @@ def export(
             lm_head=lm_head,
             dtype=dtype,
             task=task,
-            device_map=parse_device_map(device_map),
-            max_memory=parse_max_memory(max_memory),
+            **placement_options(device_map, max_memory),
             format=format,
             compression_level=level,
             max_context=max_context,

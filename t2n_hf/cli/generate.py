@@ -11,9 +11,9 @@ import torch
 import transformers
 import typer
 
-from t2n_hf.cli.options import parse_device_map, parse_max_memory, progress_bar, quiet_unless_watched
+from t2n_hf.cli.options import placement_options, progress_bar, quiet_unless_watched
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError
-from t2n_hf.hf.loading import load_checkpoint
+from t2n_hf.hf.loading import check_checkpoint, checkpoint_folder, load_checkpoint
 from t2n_hf.hub import is_hub_id, pull_nnef_from_hub
 from t2n_hf.store.manifest import MANIFEST_NAME
 from t2n_hf.tract.model import TractModelForCausalLM
@@ -51,8 +51,7 @@ def generate(
         "weights": weights,
         "embeddings": embeddings,
         "dtype": dtype,
-        "device_map": parse_device_map(device_map),
-        "max_memory": parse_max_memory(max_memory),
+        **placement_options(device_map, max_memory),
     }
     given = [name for name, value in loading.items() if value is not None]
     if export is not None and given:
@@ -68,6 +67,8 @@ def generate(
         with TractModelForCausalLM.from_pretrained(export) as loaded:
             _run(loaded, tokenizer, _encode(tokenizer, text, chat=chat), {"max_new_tokens": max_new_tokens, **sampling})
         return
+    if checkpoint_folder(model, revision) == Path(model):  # what lacks is told before a tokenizer is looked for
+        check_checkpoint(model)
     tokenizer = _tokenizer(model, **remote)
     inputs = _encode(tokenizer, text, chat=chat)
     _run(load_checkpoint(model, **loading, **remote), tokenizer, inputs, {"max_new_tokens": max_new_tokens, **sampling})

@@ -1,7 +1,7 @@
 import pytest
 import typer
 
-from t2n_hf.cli.options import parse_bytes, parse_device_map, parse_max_memory, progress_bar
+from t2n_hf.cli.options import parse_bytes, parse_device_map, parse_max_memory, placement_options, progress_bar
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,14 @@ def test_memory_limits_are_given_by_device():
 def test_a_broken_memory_limit_is_refused(text):
     with pytest.raises(typer.BadParameter):
         parse_max_memory([text])
+
+
+def test_memory_limits_go_with_a_map_that_is_planned():
+    assert placement_options("auto", ["cpu=1MB"]) == {"device_map": "auto", "max_memory": {"cpu": 1_000_000}}
+    assert placement_options("disk", None) == {"device_map": {"": "disk"}, "max_memory": None}
+    for device_map in (None, "disk", '{"": "cpu"}'):
+        with pytest.raises(typer.BadParameter, match="--device-map auto"):
+            placement_options(device_map, ["cpu=1MB"])
 
 
 def test_there_is_no_progress_bar_without_a_terminal():
