@@ -62,7 +62,8 @@ def test_a_reference_is_found_by_either_id(model):
         (torch.nn.functional.linear, None),
         (torch.matmul, None),
     ],
-    ids=str,
+    # No text of a function: it can hold an address, and test processes must agree on the ids.
+    ids=["view", "T", "transpose", "permute", "shape", "embedding", "item", "linear", "matmul"],
 )
 def test_views_are_traced_without_values(func, device):
     assert trace_tensor_device_for_func(func) == device
