@@ -226,7 +226,7 @@ class T2NQuantizer(HfQuantizer):
         if config.weights != NOT_QUANTIZED and not self.pre_quantized and report.share < COVERAGE_THRESHOLD:
             warnings.warn(
                 f"only {report.share:.0%} of the values that could be quantized are: "
-                f"{'; '.join(report.main_reasons())}. coverage_of(model) lists all of them",
+                f"{'; '.join(report.main_reasons())}. model.t2n_report() lists all of them",
                 stacklevel=2,
             )
 

@@ -13,6 +13,7 @@ from t2n_hf.contract import OffloadState, SupportsOffloadState
 from t2n_hf.dtypes import dtype_of
 from t2n_hf.errors import OutputExistsError
 from t2n_hf.hf.hooks import resident_nbytes
+from t2n_hf.hf.report import coverage_of
 from t2n_hf.hf.stored import StoredForm, StoredForms, key_of_part
 from t2n_hf.hf.weights import held_nbytes, tied_names
 from t2n_hf.tensor.offload import OffloadedTensor
@@ -40,7 +41,7 @@ leaves random values in their place.
 """
 _FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags:\n- t2n_hf\n---\n\n"
 _CARD: Final = "README.md"
-_ADOPTED: Final = ("save_pretrained", "get_memory_footprint")
+_ADOPTED: Final = ("save_pretrained", "get_memory_footprint", "t2n_report")
 
 
 def state_of(tensor: torch.Tensor) -> OffloadState | None:
@@ -89,7 +90,8 @@ def _plain_values(tensor: OpaqueTensor) -> torch.Tensor:
 
 
 def adopt(model: "PreTrainedModel") -> None:
-    """Make two methods of this one model tell the truth about packed weights: what it takes, and how it is saved."""
+    """Let methods of this one model tell the truth about packed weights: what became of them, how they are saved."""
+    model.t2n_report = MethodType(coverage_of, model)  # type: ignore[assignment]
     model.get_memory_footprint = MethodType(_memory_footprint, model)  # type: ignore[method-assign]
     model.save_pretrained = MethodType(_save_pretrained, model)  # type: ignore[method-assign]
 

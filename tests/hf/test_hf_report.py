@@ -1,7 +1,7 @@
 import models
 import pytest
 
-from t2n_hf import T2NConfig
+from t2n_hf import T2NConfig, materialize
 from t2n_hf.hf.report import coverage_of
 from t2n_hf.hf.weights import held_nbytes, tied_names, weights_of
 
@@ -61,7 +61,7 @@ def test_a_plain_model_has_a_report_too():
 
 def test_little_coverage_is_warned_about(tmp_path):
     source = models.m9()
-    with pytest.warns(UserWarning, match=r"only 0% .*its last axis has 48 values.*coverage_of\(model\)"):
+    with pytest.warns(UserWarning, match=r"only 0% .*its last axis has 48 values.*model.t2n_report\(\)"):
         load(source, models.saved(source, tmp_path), T2NConfig())
 
 
@@ -73,3 +73,11 @@ def test_tied_names_lead_to_the_one_that_is_saved():
     assert weights_of(model)["lm_head.weight"] is weights_of(model)["model.embed_tokens.weight"]
     assert all(name == kept for name, kept in tied_names(models.m2()).items())
     assert held_nbytes(model.lm_head.weight) == 256 * 64 * 4
+
+
+def test_a_loaded_model_reports_for_itself_until_it_is_materialized(tmp_path):
+    source = models.m1()
+    packed = load(source, models.saved(source, tmp_path), T2NConfig())
+    assert str(packed.t2n_report()) == str(coverage_of(packed))
+    assert "q4_0" in packed.t2n_report().by_format()
+    assert not hasattr(materialize(packed), "t2n_report")
