@@ -20,7 +20,8 @@ from t2n_hf.store.manifest import MANIFEST_NAME, ExportManifest
 
 __all__ = ["inspect"]
 
-_NUMBER: Final = re.compile(r"(?<=[._])\d+(?=[._])|(?<=[._])\d+$")
+# Numbers of layers. One at the end of a word may be part of a name: parts of packed weights end in "_q4_0".
+_NUMBER: Final = re.compile(r"(?<=[._])\d+(?=[._])|(?<=\.)\d+$")
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,8 @@ def _plan_of(model: nn.Module, config: ExportConfig) -> Plan:
     for option, value in wanted.items():
         if format_class(value).EXPORT_FORMAT not in BLOCK_FORMATS:
             raise ConfigError(
-                f"{option}={value!r} is no block format that tract reads; a loaded model can be exported to "
-                f"{', '.join(BLOCK_FORMATS)}, or as it is"
+                f"{option}={value!r} is no block format that tract reads ({', '.join(BLOCK_FORMATS)}); give a class "
+                "that writes one, such as 'q4_0', or export the model as it is"
             )
     if not wanted:
         return {}

@@ -225,8 +225,9 @@ def _origin(manifest: ExportManifest) -> str:
     lines = ["## Origin", f"Exported from [{base}](https://huggingface.co/{base}){at}."] if base else ["## Origin"]
     if _is_quantized(manifest):
         lines.append(
-            f"A checkpoint that t2n_hf saved with {_weights(manifest)} weights opens in transformers only after "
-            "`import t2n_hf`; without it, transformers warns and starts with random weights."
+            "transformers does not load this archive. It does load a checkpoint that t2n_hf saved with "
+            f"{_weights(manifest)} weights, but only after `import t2n_hf`: without it, transformers warns and starts "
+            "with random weights."
         )
     if manifest.versions:
         lines.append(
