@@ -93,7 +93,7 @@ def _index_many(emit: Emit, x: Value, axes: list[int], places: list[Value]) -> V
 def index_put(
     emit: Emit, x: Value, indices: Sequence[Value | None], values: Operand, accumulate: bool = False
 ) -> Value:
-    """X with `values` put (or added) at x[indices]; by a mask, with one value for all its places."""
+    """`x` with `values` put (or added) at x[indices]; by a mask, with one value for all its places."""
     places = [place for place in indices if place is not None]
     if len(places) < len(indices):
         raise emit.refuse("index_put with a whole axis before an index")
@@ -121,7 +121,7 @@ def _put_by_mask(emit: Emit, x: Value, places: list[Value], values: Operand, acc
 @_emits(_aten.scatter.src, _aten.scatter_.src, _aten.scatter.value, _aten.scatter_.value)
 @_emits(_aten.scatter_add.default, _aten.scatter_add_.default)
 def scatter(emit: Emit, x: Value, dim: int, index: Value, source: Operand, **_: object) -> Value:
-    """X with elements of `source` put (or added) where `index` says along an axis."""
+    """`x` with elements of `source` put (or added) where `index` says along an axis."""
     axis = axis_of(dim, x.rank)
     values = emit.tensor(source, x.dtype, index.shape)
     if values.rank == 0:
@@ -137,7 +137,7 @@ def scatter(emit: Emit, x: Value, dim: int, index: Value, source: Operand, **_: 
 def slice_scatter(  # noqa: PLR0917 - the operator's own signature
     emit: Emit, x: Value, source: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
-    """X with a slice replaced."""
+    """`x` with a slice replaced."""
     axis = axis_of(dim, x.rank)
     length = x.shape[axis]
     if step != 1:
@@ -153,7 +153,7 @@ def slice_scatter(  # noqa: PLR0917 - the operator's own signature
 
 @_emits(_aten.select_scatter.default)
 def select_scatter(emit: Emit, x: Value, source: Value, dim: int, index: int) -> Value:
-    """X with one element of an axis replaced."""
+    """`x` with one element of an axis replaced."""
     axis = axis_of(dim, x.rank)
     begin = x.shape[axis] + index if index < 0 else index
     return slice_scatter(emit, x, emit.unsqueeze(source, [axis]), axis, begin)
@@ -161,7 +161,7 @@ def select_scatter(emit: Emit, x: Value, source: Value, dim: int, index: int) ->
 
 @_emits(_aten.masked_scatter.default)
 def masked_scatter(emit: Emit, x: Value, mask: Value, source: Value) -> Value:
-    """X with the next element of `source` wherever the mask is set, in order."""
+    """`x` with the next element of `source` wherever the mask is set, in order."""
     mask = emit.broadcast(mask, x.shape)
     flat = (emit.cast(mask, torch.int64),)
     count = emit.reshape(flat[0], (_total(x),))
