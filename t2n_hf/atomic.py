@@ -108,7 +108,9 @@ def check_replaceable(target: Path, overwrite: bool, marker: str | None) -> None
     if not os.path.lexists(target):
         return
     if not overwrite:
-        raise OutputExistsError(f"{target} exists already; choose another place, or overwrite it (overwrite=True, --overwrite)")
+        raise OutputExistsError(
+            f"{target} exists already; choose another place, or overwrite it (overwrite=True, --overwrite)"
+        )
     if target.is_symlink() or not target.is_dir():
         raise OutputExistsError(
             f"{target} is not a folder, and is not replaced by one; remove it, or choose another place"
