@@ -351,7 +351,7 @@ class QTensorTractScaleOnly(QTensor, WeightFormat):
             return self._item(index % count)
         if self.ndim == 2 and isinstance(index, slice):
             chosen = range(self._storage.rows)[index]
-            return self._rows_at(torch.arange(chosen.start, chosen.stop, chosen.step, device=self.device))
+            return self._rows_at(torch.arange(len(chosen), device=self.device) * chosen.step + chosen.start)
         if self.ndim == 2 and isinstance(index, torch.Tensor) and index.dtype in (torch.int64, torch.int32):
             rows = index.reshape(-1).long()
             return self._rows_at(rows + (rows < 0) * self._storage.rows).view(*index.shape, self._columns)
