@@ -91,7 +91,7 @@ def load_checkpoint(
     if Path(path_or_id).is_file():
         raise CheckpointNotFoundError(f"{path_or_id} is a file; expected a model folder, or a repository's id")
     if Path(path_or_id).is_dir():
-        check_checkpoint(path_or_id)
+        check_checkpoint(Path(path_or_id, options.get("subfolder") or ""))
     model_config = _read_config(path_or_id, options)
     loader = _loader(model_config, task, options)
     stored = getattr(model_config, "quantization_config", None)

@@ -115,7 +115,7 @@ class Placing:
         value = self._before_rounding(name, value, key)
         packed = quantized(value, choice, dtype=dtype, name=name, compute=self.config.compute)
         _settle(packed)
-        self.pages.used(value.nbytes)
+        self.pages.used(self._stored_values_nbytes(name, value, key))
         return parameter_of(self._spilled(name, packed) if on_disk else packed, name)
 
     def _before_rounding(self, name: str, value: torch.Tensor, key: str | None) -> torch.Tensor:
@@ -133,7 +133,7 @@ class Placing:
         if stays_in_memory(value):
             return value.to(dtype, copy=True)
         device = self.placement.execution_device
-        self.pages.used(value.nbytes)
+        self.pages.used(self._stored_values_nbytes(name, value, key))
         found = self._range_of(name, value, key)
         if found is None:
             return parameter_of(self._spilled(name, value.to(dtype)), name)
@@ -141,6 +141,11 @@ class Placing:
             found, name, dtype, device, shape=value.shape, spill_dir=self.config.spill_dir
         )
         return parameter_of(offloaded, name)
+
+    def _stored_values_nbytes(self, name: str, value: torch.Tensor, key: str | None) -> int:
+        """Bytes of mapped pages that `value` was made from: it may have been cast since."""
+        found = None if self.sources is None else self.sources.single(name, key)
+        return value.nbytes if found is None else max(value.nbytes, found.nbytes)
 
     def _range_of(self, name: str, value: torch.Tensor, key: str | None) -> ByteRange | list[ByteRange] | None:
         """Find the ranges that hold exactly `value`. What came through more than a renaming is compared."""

@@ -111,13 +111,16 @@ class MappedPages:
             self.drop()
 
     def drop(self) -> None:
-        """Give back every page of the mappings made since."""
+        """Give back every page of the mappings made since, and memory that is free."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         libc = ctypes.CDLL(None, use_errno=True)
         for start, stop in self._mappings():
             if start not in self._others:
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
+        # What the loader cast, and what quantizing needed, is free but kept by the C library between smaller blocks.
+        if hasattr(libc, "malloc_trim"):
+            libc.malloc_trim(ctypes.c_size_t(0))
 
     def _mappings(self) -> list[tuple[int, int]]:
         if not _MAPS.exists():

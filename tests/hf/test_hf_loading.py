@@ -100,6 +100,14 @@ def test_a_file_is_no_model_folder(tmp_path):
         load_checkpoint(folder / "config.json")
 
 
+def test_a_model_may_be_in_a_subfolder(tmp_path):
+    source = models.m1()
+    source.save_pretrained(tmp_path / "below")
+    assert torch.equal(logits(load_checkpoint(tmp_path, subfolder="below")), logits(source))
+    with pytest.raises(CheckpointNotFoundError, match="no config"):
+        load_checkpoint(tmp_path)
+
+
 def edited_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -175,7 +183,8 @@ def kibibytes(what):
 load_checkpoint(sys.argv[2])  # what is imported on first use
 before = kibibytes("VmHWM")
 start = time.perf_counter()
-model = load_checkpoint(sys.argv[1], weights=sys.argv[3] if len(sys.argv) > 3 else None)
+weights, dtype = [*sys.argv[3:], "none", "auto"][:2] if len(sys.argv) != 4 else [sys.argv[3], "auto"]
+model = load_checkpoint(sys.argv[1], weights=weights, dtype=dtype)
 print(time.perf_counter() - start, kibibytes("VmHWM") - before, sum(p.nbytes for p in model.parameters()) // 1024)
 """
 
@@ -204,4 +213,6 @@ def test_loading_a_sharded_model_takes_two_tensors_of_memory(tmp_path):
     assert grown < 2 * largest
     _, grown, _ = measure(folder, small, "q4_0")
     assert grown < 2 * largest + 20_000  # the packed weights that are spilled pass through memory
+    _, grown, _ = measure(folder, small, "none", "bfloat16")
+    assert grown < 2 * largest + 8_000  # each weight is cast on its way, and read again when it is needed
     shutil.rmtree(folder)
