@@ -41,12 +41,26 @@ def windows(tokenizer: Callable, length: int = 512, least: int = 4000) -> list[t
 
 
 @torch.inference_mode()
-def compare(reference: nn.Module, other: nn.Module, texts: list[torch.Tensor]) -> dict[str, float]:
+def logits_of(model: nn.Module, ids: torch.Tensor, chunk: int | None) -> torch.Tensor:
+    """Logits (tokens, vocabulary) in f32. `chunk` feeds that many tokens at a time, with a cache, as generation does."""
+    if chunk is None:
+        return model(ids).logits[0].float()
+    past, parts = None, []
+    for piece in ids.split(chunk, dim=1):
+        out = model(piece, past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        parts.append(out.logits[0].float())
+    return torch.cat(parts)
+
+
+def compare(
+    reference: nn.Module, other: nn.Module, texts: list[torch.Tensor], chunk: int | None = None
+) -> dict[str, float]:
     """Mean KL(reference || other) in nats per token, and how often both put the same token first."""
     kl, same, tokens = 0.0, 0, 0
     for ids in texts:
-        p = reference(ids).logits[0].float().log_softmax(-1)
-        q = other(ids).logits[0].float().log_softmax(-1)
+        p = logits_of(reference, ids, chunk).log_softmax(-1)
+        q = logits_of(other, ids, chunk).log_softmax(-1)
         kl += float((p.exp() * (p - q)).sum())
         same += int((p.argmax(-1) == q.argmax(-1)).sum())
         tokens += ids.shape[1]
