@@ -1,7 +1,7 @@
 """The Interface of any `nn.Module`, from examples given as for `torch.export.export`."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,16 +11,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from t2n_hf.errors import CaptureError, ConfigError
-from t2n_hf.nnef.names import identifier
+from t2n_hf.nnef.names import Namer, identifier
 from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
 
 __all__ = ["evaluation_mode", "module_interface"]
 
 
 @contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Put `module` in evaluation mode; every sub-module's own mode comes back after any exit."""
+    """Put `module` in evaluation mode; every sub-module's own mode comes back after any exit, and so do its tensors."""
     with ExitStack() as stack:
+        stack.enter_context(plain_tensors_kept(module))
         for child in module.modules():
             stack.callback(setattr, child, "training", child.training)
         module.eval()
@@ -43,7 +45,7 @@ def module_interface(
     CaptureError when the module does not run on its examples.
     """
     args, kwargs = tuple(args), dict(kwargs or {})
-    inputs = _names_of_inputs(module.forward, args, kwargs) if input_names is None else list(input_names)
+    inputs = _names_of_inputs(module, args, kwargs) if input_names is None else list(input_names)
     _check_count("input_names", inputs, _tensors((args, kwargs)))
     outputs = _result_names(module, args, kwargs, set(inputs)) if output_names is None else list(output_names)
     return Interface(
@@ -71,15 +73,27 @@ def _check_count(option: str, names: list[str], tensors: list[torch.Tensor]) -> 
         )
 
 
-def _names_of_inputs(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+def _names_of_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     try:
-        bound = inspect.signature(forward).bind(*args, **kwargs)
+        signature = inspect.signature(module.forward)
+    except ValueError as error:
+        raise ConfigError(
+            f"{type(module).__name__} is not a module of Python code, which is what is captured"
+        ) from error
+    try:
+        bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise ConfigError(f"the examples do not fit forward{inspect.signature(forward)}: {error}") from error
+        raise ConfigError(f"the examples do not fit forward{signature}: {error}") from error
     # Keyword arguments come last, whatever their place in the signature: that is pytree's order of (args, kwargs).
-    positional = [name for name in bound.arguments if name not in kwargs]
+    collected = {p.name for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD}
+    positional = [name for name in bound.arguments if name not in kwargs and name not in collected]
     values = [*((name, bound.arguments[name]) for name in positional), *kwargs.items()]
-    return [name for base, value in values for name in _leaf_names(base, value)]
+    return _unique([name for base, value in values for name in _leaf_names(base, value)])
+
+
+def _unique(names: list[str], taken: Iterable[str] = ()) -> list[str]:
+    namer = Namer(taken)
+    return [namer.unique(name) for name in names]
 
 
 def _leaf_names(base: str, value: Any) -> list[str]:  # noqa: ANN401 - a pytree
@@ -93,7 +107,7 @@ def _key_text(key: Any) -> str:  # noqa: ANN401 - one of pytree's keys
 
 def _result_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], taken: set[str]) -> list[str]:
     names = _leaf_names("output", _result_shapes(module, args, kwargs))
-    return [f"{name}_out" if name in taken else name for name in names]
+    return _unique([f"{name}_out" if name in taken else name for name in names], taken)
 
 
 def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a pytree
@@ -103,12 +117,11 @@ def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         def fake(value: Any) -> Any:  # noqa: ANN401 - any leaf
             return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
-        named = (*module.named_parameters(), *module.named_buffers())
-        stand_ins = {name: fake(value) for name, value in named}
+        fakes: dict[int, Any] = {}
+        stand_ins = {name: fakes.setdefault(id(value), fake(value)) for name, value in tensors_of(module).items()}
         try:
-            return torch.func.functional_call(
-                module, stand_ins, pytree.tree_map(fake, args), pytree.tree_map(fake, kwargs)
-            )
+            with tensors_replaced(module, stand_ins):
+                return module(*pytree.tree_map(fake, args), **pytree.tree_map(fake, kwargs))
         except Exception as error:
             raise CaptureError(f"{type(module).__name__} does not run on its examples: {error}") from error
 

@@ -11,12 +11,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from t2n_hf.dtypes import dtype_named
+from t2n_hf.errors import CheckError, T2NError
 from t2n_hf.export.module_interface import evaluation_mode
 from t2n_hf.hf.placing import quantized as quantize
 from t2n_hf.hf.plan import Choice
 from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.opaque import OpaqueTensor, compute_mode, opaque_to_final_tensor
 from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.swap import tensors_replaced
 
 __all__ = ["InputSpec", "Step", "bounds_of", "exact_tensors", "plan_lengths", "run_references"]
 
@@ -170,10 +172,23 @@ def _call(
     values = iter([inputs[name] for name in interface.input_names])
     filled = [next(values) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(filled, spec)
-    result = torch.func.functional_call(interface.module, dict(tensors), args, kwargs)
+    with tensors_replaced(interface.module, tensors):
+        result = _run(interface.module, args, kwargs)
     outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     plain = [opaque_to_final_tensor(output).contiguous() for output in outputs]
     return dict(zip(interface.output_names, plain, strict=True))
+
+
+def _run(module: nn.Module, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - pytrees
+    try:
+        return module(*args, **kwargs)
+    except T2NError:
+        raise
+    except Exception as error:
+        raise CheckError(
+            f"PyTorch does not run {type(module).__name__} in f32, which the archive is compared with: "
+            f"{type(error).__name__}: {error}. Give the module one dtype, or export with check=False"
+        ) from error
 
 
 class _InputMaker:

@@ -1,6 +1,7 @@
 """Capture of a model as a graph, by torch.export under fake tensors; no weight is read."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Literal
 
 import sympy
@@ -14,7 +15,9 @@ from t2n_hf.trace.flat import FlatInterface, dim_name, flatten_interface
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.layers import PieceError
 from t2n_hf.trace.passes import simplify
+from t2n_hf.trace.passes.writes import refuse_kept_writes
 from t2n_hf.trace.pieces import PieceRecorder
+from t2n_hf.trace.swap import plain_tensors_kept
 
 __all__ = ["CAPTURE_MODES", "capture"]
 
@@ -35,19 +38,27 @@ def capture(interface: Interface, dtype: torch.dtype, mode: Literal["auto", "pie
         raise ConfigError(f"capture mode {mode!r}; expected one of {', '.join(CAPTURE_MODES)}")
     canonical = canonical_names(interface.weight_owner)
     layers = () if mode == "whole" else interface.layers
-    with torch.no_grad(), interface.context(), fake_weights(interface.module, dtype):
+    with _as_found(interface), fake_weights(interface.module, dtype):
         flat = flatten_interface(interface, dtype)
         try:
             captured = _capture(interface, flat, layers)
-        except PieceError as reason:
-            if mode == "pieces":
+        except (PieceError, CaptureError) as reason:
+            if mode == "pieces" and isinstance(reason, PieceError):
                 raise CaptureError(f"{type(interface.module).__name__}: {reason}; capture it whole") from reason
+            if mode != "auto" or not layers:
+                raise
             captured = _capture(interface, flat, ())
             captured.notes = (str(reason),)
     captured.canonical = canonical
     for graph in (captured, *captured.pieces):
         simplify(graph)
     return captured
+
+
+@contextmanager
+def _as_found(interface: Interface) -> Iterator[None]:
+    with torch.no_grad(), plain_tensors_kept(interface.module), interface.context():
+        yield
 
 
 def _capture(interface: Interface, flat: FlatInterface, layers: tuple[str, ...]) -> Captured:
@@ -97,6 +108,7 @@ def _read_export(exported: torch.export.ExportedProgram, interface: Interface, f
             weights[node] = weight_name(name)
         else:
             constants[node], names[node] = values[name], weight_name(name)
+    refuse_kept_writes(graph, {**weights, **names})
     results = next(node for node in graph.nodes if node.op == "output").args[0]
     return Captured(
         graph=graph,

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from t2n_hf.errors import CaptureError, ConfigError
 from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.swap import buffers_watched
 
 __all__ = ["FlatModule", "dim_name", "flatten_interface"]
 
@@ -47,7 +48,8 @@ class FlatModule(nn.Module):
         total = len(tensors) + len(self._constants)
         leaves = [self._constants[at] if at in self._constants else next(rest) for at in range(total)]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        results = pytree.tree_leaves(self.module(*args, **kwargs))
+        with buffers_watched(self.module):
+            results = pytree.tree_leaves(self.module(*args, **kwargs))
         results = [result for result in results if result is not None]
         wrong = sorted({type(result).__name__ for result in results if not isinstance(result, torch.Tensor)})
         if wrong:

@@ -5,6 +5,7 @@ import hashlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any, Final
 
 import torch
@@ -12,10 +13,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["Argument", "Arguments", "PieceError", "bind", "describe_layer", "layer_index", "shape_of"]
+__all__ = ["Argument", "Arguments", "PieceError", "bind", "describe_layer", "layer_index", "may_count", "shape_of"]
 
 _INDEX: Final = "layer_idx"
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
+_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
 # What every module has: bookkeeping of torch, not a property of the layer.
 _BOOKKEEPING: Final = frozenset((*nn.Module().__dict__, _INDEX))
 
@@ -28,12 +30,11 @@ def describe_layer(layer: nn.Module) -> Any:  # noqa: ANN401 - any value with an
     """Everything of a layer that its trace can depend on, except which layer of the model it is.
 
     Types, shapes and dtypes of parameters and how they are tied, values of buffers that have them, scalar attributes of
-    all submodules; other attributes count by identity.
+    all submodules, hooks; other attributes count by identity.
     """
     ties: dict[int, int] = {}
     modules = [
-        (name, type(module), tuple(sorted((k, _describe(v)) for k, v in vars(module).items() if k not in _BOOKKEEPING)))
-        for name, module in layer.named_modules(remove_duplicate=False)
+        (name, type(module), *_own_facts(module)) for name, module in layer.named_modules(remove_duplicate=False)
     ]
     tensors = [
         (name, _describe(tensor), ties.setdefault(id(tensor), len(ties)))
@@ -43,6 +44,22 @@ def describe_layer(layer: nn.Module) -> Any:  # noqa: ANN401 - any value with an
         )
     ]
     return tuple(modules), tuple(tensors)
+
+
+def _own_facts(module: nn.Module) -> tuple[Any, ...]:
+    attributes = sorted((k, _describe(v)) for k, v in vars(module).items() if k not in _BOOKKEEPING)
+    hooks = [tuple(_describe_hook(hook) for hook in vars(module)[kind].values()) for kind in _HOOKS]
+    return tuple(attributes), *hooks
+
+
+def _describe_hook(hook: object) -> Any:  # noqa: ANN401 - any value with an equality
+    """A hook by its code and what it encloses: libraries make one function for each layer."""
+    if isinstance(hook, MethodType):
+        return ("method", hook.__func__, id(hook.__self__))
+    if not isinstance(hook, FunctionType):
+        return _describe(hook)
+    enclosed = tuple(_describe(cell.cell_contents) for cell in hook.__closure__ or ())
+    return ("function", hook.__code__, enclosed, _describe(hook.__defaults__), _describe(hook.__kwdefaults__))
 
 
 def _describe(value: object) -> Any:  # noqa: ANN401 - any value with an equality
@@ -76,6 +93,15 @@ def shape_of(leaf: object) -> Any:  # noqa: ANN401 - any value with an equality
     if isinstance(leaf, torch.Tensor):
         return (tuple(d.node.expr if isinstance(d, torch.SymInt) else d for d in leaf.shape), leaf.dtype)
     return _describe(leaf)
+
+
+def may_count(layer: nn.Module) -> bool:
+    """Whether a trace of this layer may depend on its `layer_idx`.
+
+    Layers of transformers use it to find their part of a cache, and for nothing else while they run.
+    """
+    numbered = [type(module) for module in layer.modules() if _INDEX in vars(module)]
+    return any(not kind.__module__.startswith("transformers.") for kind in numbered)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from t2n_hf.trace.captured import Piece, PieceCall
-from t2n_hf.trace.layers import Arguments, bind, describe_layer, layer_index, shape_of
+from t2n_hf.trace.layers import Arguments, bind, describe_layer, layer_index, may_count, shape_of
 from t2n_hf.trace.tracing import TracedLayer, trace_layer
 
 __all__ = ["LAYER_OP", "PieceRecorder"]
@@ -151,11 +151,32 @@ class PieceRecorder:
         index = layer_index(layer)
         for number, kind in enumerate(self._kinds):
             leaves = kind.leaves_for(arguments, index) if kind.description == description else None
-            if leaves is not None:
+            if leaves is not None and (not may_count(layer) or self._same_trace(kind, layer, where, arguments, leaves)):
                 return number, *leaves
         traced = trace_layer(layer, arguments, self.name_weight(where), _piece_name(layer))
         self._kinds.append(_Kind(description, index, arguments.snapshot(), traced))
         return len(self._kinds) - 1, list(traced.inputs), list(traced.changed)
+
+    def _same_trace(
+        self,
+        kind: _Kind,
+        layer: nn.Module,
+        where: str,
+        arguments: Arguments,
+        leaves: tuple[list[int], list[int]],
+    ) -> bool:
+        """Trace the layer too, and see whether its number made a difference."""
+        traced = trace_layer(layer, arguments, self.name_weight(where), _piece_name(layer))
+        same_places = (traced.inputs, list(traced.changed)) == leaves
+        return same_places and _calls(traced.piece.graph) == _calls(kind.traced.piece.graph)
+
+
+def _calls(graph: fx.Graph) -> list[Any]:
+    """The nodes of a graph as values that can be compared with those of another one."""
+    places = {node: f"%{place}" for place, node in enumerate(graph.nodes)}
+    targets = [None if node.op == "placeholder" else str(node.target) for node in places]  # inputs go by place
+    arguments = [fx.map_arg((node.args, node.kwargs), places.__getitem__) for node in places]
+    return list(zip(targets, arguments, strict=True))
 
 
 def _piece_name(layer: nn.Module) -> str:

@@ -9,11 +9,11 @@ from torch import fx, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from t2n_hf.trace.captured import Piece
 from t2n_hf.trace.layers import Arguments, PieceError
+from t2n_hf.trace.swap import buffers_watched, tensors_of, tensors_replaced
 
 __all__ = ["TracedLayer", "trace_layer"]
 
@@ -95,14 +95,11 @@ def trace_layer(layer: nn.Module, arguments: Arguments, where: str, name: str) -
     mode = detect_fake_mode([arguments.leaves[at] for at in places])
     if mode is None:
         raise PieceError(f"{where} is called without a traced tensor")
-    own = {
-        **dict(layer.named_parameters(remove_duplicate=False)),
-        **dict(layer.named_buffers(remove_duplicate=False)),
-    }
+    own = tensors_of(layer)
     run = _Run({}, [])
 
     def body(weights: dict[str, torch.Tensor], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        with _reparametrize_module(layer, weights):
+        with tensors_replaced(layer, weights), buffers_watched(layer):
             return _run_layer(layer, arguments, dict(zip(places, tensors, strict=True)), run)
 
     body._orig_mod = layer  # type: ignore[attr-defined] # make_fx records the module stack relative to it

@@ -86,3 +86,63 @@ def test_every_module_gets_its_own_mode_back_even_after_an_error():
     assert module.training
     assert not module.layers[0].training
     assert module.layers[1].training
+
+
+def test_inputs_that_forward_collects_are_named_once():
+    class Collecting(nn.Module):
+        def forward(self, *values, **named):
+            return values[0] + values[1] + named["z"] + named["b"]
+
+    interface = module_interface(Collecting(), args=(X, X), kwargs={"z": X, "b": X})
+    assert interface.input_names == ("values_0", "values_1", "z", "b")
+
+
+def test_names_that_become_the_same_identifier_are_told_apart():
+    class Alike(nn.Module):
+        def forward(self, x):
+            return {"a.b": x + 1, "a_b": x + 2}
+
+    assert module_interface(Alike(), args=(X,)).output_names == ("output_a_b", "output_a_b_1")
+
+
+def test_a_module_without_python_code_is_refused():
+    module = nn.Linear(3, 4)
+    module.forward = min  # a built-in function without a signature, as the forward of a scripted module is
+    with pytest.raises(ConfigError, match="not a module of Python code"):
+        module_interface(module, args=(X,))
+
+
+class Shared(nn.Module):
+    """One linear layer under three names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = self.second = nn.Linear(3, 3)
+        self.layers = nn.ModuleList([self.first, nn.Linear(3, 3)])
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](self.second(self.first(x))))
+
+
+def test_a_module_with_several_names_keeps_its_own_weights():
+    module = Shared()
+    weight = module.first.weight
+    module_interface(module, args=(X,))
+    assert module.first.weight is weight
+
+
+def test_a_tensor_that_forward_keeps_of_the_run_on_shapes_does_not_stay():
+    class Keeping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = torch.zeros(2, 3)
+
+        def forward(self, x):
+            self.last = self.newest = x + 1
+            return x
+
+    module = Keeping()
+    before = module.last
+    module_interface(module, args=(X,))
+    assert module.last is before
+    assert not hasattr(module, "newest")

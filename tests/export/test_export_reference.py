@@ -4,6 +4,7 @@ import sympy
 import torch
 from torch import nn
 
+from t2n_hf.errors import CheckError
 from t2n_hf.export.module_interface import module_interface
 from t2n_hf.export.reference import InputSpec, bounds_of, exact_tensors, plan_lengths, run_references
 from t2n_hf.hf.plan import Choice
@@ -174,3 +175,19 @@ def test_a_model_in_half_precision_is_run_in_f32():
     assert step.outputs["output"].dtype == np.float32
     np.testing.assert_allclose(step.outputs["output"], expected.detach().numpy(), rtol=1e-6)
     assert module.weight.dtype == torch.float16
+
+
+def test_a_module_that_does_not_run_in_f32_is_an_error_that_says_so():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3, dtype=torch.float64)
+
+        def forward(self, x):
+            return self.linear(x.double())
+
+    module = Mixed()
+    interface = module_interface(module, args=(torch.ones(2, 3),))
+    specs = [InputSpec(name="x", dtype="f32", shape=(2, 3))]
+    with pytest.raises(CheckError, match="does not run Mixed in f32"):
+        run_references(interface, specs, [[{}]], exact_tensors(module))

@@ -253,3 +253,67 @@ def test_a_module_that_returns_another_number_of_tensors_is_refused():
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ConfigError, match="expected one of auto, pieces, whole"):
         captured(Stack(Scale(0)), mode="half")
+
+
+class Numbered(nn.Module):
+    def __init__(self, layer_idx):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.layer_idx = layer_idx
+
+    def forward(self, x):
+        return self.linear(x) + self.layer_idx
+
+
+def test_a_layer_that_counts_with_its_number_is_a_piece_of_its_own():
+    assert [call.piece for call in captured(Stack(*(Numbered(i) for i in (1, 1, 2)))).calls.values()] == [0, 0, 1]
+
+
+def test_hooks_tell_layers_apart_by_what_they_do():
+    def adding(amount):
+        return lambda module, args, output: output + amount
+
+    model = Stack(*(nn.Linear(4, 4) for _ in range(4)))
+    for layer, amount in zip(model.layers, (1, 1, 2), strict=False):
+        layer.register_forward_hook(adding(amount))
+    assert [call.piece for call in captured(model).calls.values()] == [0, 0, 1, 2]
+
+
+def test_a_weight_of_a_layer_that_the_model_reads_itself_is_captured_whole():
+    class Reading(Stack):
+        def forward(self, x):
+            return super().forward(x) @ self.layers[0].weight
+
+    result = captured(Reading(nn.Linear(4, 4), nn.Linear(4, 4)), mode="auto")
+    assert result.pieces == []
+    assert sorted(result.weights.values()) == ["layers.0.bias", "layers.0.weight", "layers.1.bias", "layers.1.weight"]
+
+
+class Counting(nn.Module):
+    """Keeps what it has seen in a buffer; `write` says how."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3, 4))
+        self.write = write
+
+    def forward(self, x):
+        self.write(self, x)
+        return x + self.seen
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda self, x: self.seen.add_(1),
+        lambda self, x: self.seen[0].copy_(x[0]),
+        lambda self, x: setattr(self, "seen", self.seen + x),
+    ],
+    ids=["in place", "through a view", "by assignment"],
+)
+@pytest.mark.parametrize("as_layer", [False, True], ids=["model", "layer"])
+def test_a_buffer_that_changes_from_call_to_call_is_refused_by_name(write, as_layer):
+    module = Stack(Counting(write)) if as_layer else Counting(write)
+    name = "layers.0.seen" if as_layer else "seen"
+    with pytest.raises(CaptureError, match=f"'{name}', which the module keeps from call to call"):
+        captured(module, mode="auto", dims=({},), layers=("layers",) if as_layer else ())

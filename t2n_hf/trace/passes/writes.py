@@ -1,5 +1,6 @@
 """Writes into parts of tensors, as calls that give the whole tensor anew."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -8,7 +9,7 @@ from torch import fx
 from t2n_hf.errors import CaptureError
 from t2n_hf.trace.passes.result import PassResult
 
-__all__ = ["replace_writes"]
+__all__ = ["refuse_kept_writes", "replace_writes"]
 
 _aten = torch.ops.aten
 
@@ -27,6 +28,24 @@ def replace_writes(graph: fx.Graph) -> PassResult:
         if _writes(node) and isinstance(node.args[0], fx.Node):
             anew.add(_replace(graph, node, _views_to(node.args[0], anew)))
     return PassResult(graph, bool(anew))
+
+
+def refuse_kept_writes(graph: fx.Graph, kept: Mapping[fx.Node, str]) -> None:
+    """Raise CaptureError when the graph writes into one of `kept`: the tensors that a module holds, by name.
+
+    The next call of the module would see what was written; an archive's tensors stay as they are.
+    """
+    for node in graph.nodes:
+        if not _writes(node):
+            continue
+        root: Any = node.args[0]
+        while isinstance(root, fx.Node) and _is_view(root):
+            root = root.args[0]
+        if root in kept:
+            raise CaptureError(
+                f"{node.target} changes {kept[root]!r}, which the module keeps from call to call; an archive cannot. "
+                "Make it an input and an output"
+            )
 
 
 def _alias(node: fx.Node) -> Any:  # noqa: ANN401 - torch's alias info, or None

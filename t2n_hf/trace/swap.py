@@ -1,0 +1,81 @@
+"""Other tensors in the place of a module's own, for a while."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from t2n_hf.errors import CaptureError
+
+__all__ = ["buffers_watched", "plain_tensors_kept", "tensors_of", "tensors_replaced"]
+
+
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer of `module`, under each of its names."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+@contextmanager
+def tensors_replaced(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Let `module` hold `tensors`, by the names that `tensors_of` gives, until the block is left in any way.
+
+    `torch.func.functional_call` leaves its stand-ins behind in a module that is registered under two names: it puts
+    back what it found under the second one.
+    """
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for name, tensor in tensors.items():
+            where, _, key = name.rpartition(".")
+            owner = module.get_submodule(where)
+            slots: dict[str, Any] = owner._parameters if key in owner._parameters else owner._buffers
+            undo.append((slots, key, slots[key]))
+            slots[key] = tensor
+        yield
+    finally:
+        for slots, key, before in reversed(undo):
+            slots[key] = before
+
+
+@contextmanager
+def plain_tensors_kept(module: nn.Module) -> Iterator[None]:
+    """Put back the tensors that are plain attributes of `module` and of its children, after any exit.
+
+    A forward that runs on stand-ins may keep one of them; the module would be left with a tensor without values.
+    """
+    before = [(vars(child), dict(vars(child))) for child in module.modules()]
+    try:
+        yield
+    finally:
+        for attributes, old in before:
+            _put_back_tensors(attributes, old)
+
+
+def _put_back_tensors(attributes: dict[str, Any], before: Mapping[str, Any]) -> None:
+    for name in {*before, *attributes}:
+        old, new = before.get(name), attributes.get(name)
+        if old is new or not (isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor)):
+            continue
+        if name in before:
+            attributes[name] = old
+        else:
+            del attributes[name]
+
+
+@contextmanager
+def buffers_watched(module: nn.Module) -> Iterator[None]:
+    """Raise CaptureError when the block puts another tensor in the place of a buffer: no operator shows that."""
+    before = [(name, child._buffers, dict(child._buffers)) for name, child in module.named_modules()]
+    yield
+    for where, buffers, old in before:
+        for name, tensor in old.items():
+            if buffers.get(name) is not tensor:
+                label = f"{where}.{name}" if where else name
+                raise CaptureError(
+                    f"forward replaces buffer {label!r}, which the module keeps from call to call; an archive cannot. "
+                    "Make it an input and an output"
+                )

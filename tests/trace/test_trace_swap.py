@@ -1,0 +1,39 @@
+import pytest
+import torch
+from torch import nn
+
+from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
+
+
+def twice():
+    linear = nn.Linear(2, 2)
+    return nn.Sequential(linear, linear)
+
+
+def test_every_name_of_a_tensor_is_given():
+    assert sorted(tensors_of(twice())) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+
+
+def test_a_module_with_two_names_holds_its_own_tensors_again_after_an_error():
+    module = twice()
+    weight = module[0].weight
+
+    def fail():
+        with tensors_replaced(module, dict.fromkeys(("0.weight", "1.weight"), torch.ones(1))):
+            assert module[0].weight.shape == (1,)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert module[0].weight is weight
+
+
+def test_plain_tensors_come_back_and_other_attributes_are_left_alone():
+    module = nn.Sequential(nn.Identity())
+    module[0].table = table = torch.ones(2)
+    with plain_tensors_kept(module):
+        module[0].table = module[0].late = torch.zeros(2)
+        module[0].count = 1
+    assert module[0].table is table
+    assert not hasattr(module[0], "late")
+    assert module[0].count == 1
