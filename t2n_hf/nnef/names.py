@@ -10,6 +10,9 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_WORD: Final = re.compile(r"[^A-Za-z0-9_]+")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
+# tract reads these as literals wherever a value is used, whatever follows: `true_x`, `info`.
+_LITERAL: Final = re.compile(r"true|false|inf")
+
 _GRAMMAR: Final = (
     *("version", "extension", "graph", "fragment", "tensor", "integer", "scalar", "logical", "string", "true", "false"),
     *("for", "in", "if", "else", "yield", "lengthof", "shape_of", "range_of", "inf", "nan"),
@@ -20,13 +23,13 @@ RESERVED: Final = frozenset((*_GRAMMAR, "tract_core_properties"))
 
 def is_identifier(text: str) -> bool:
     """Say whether `text` can name a value, a fragment or a parameter."""
-    return _IDENTIFIER.fullmatch(text) is not None and text not in RESERVED
+    return _IDENTIFIER.fullmatch(text) is not None and text not in RESERVED and _LITERAL.match(text) is None
 
 
 def identifier(text: str) -> str:
     """Turn any text into an NNEF identifier: other characters become `_`. Different texts may give the same one."""
     name = _NOT_WORD.sub("_", text) or "_"
-    if name[0].isdigit():
+    if name[0].isdigit() or _LITERAL.match(name):
         name = f"_{name}"
     return f"{name}_" if name in RESERVED else name
 

@@ -185,7 +185,8 @@ def _list(shape: Iterable[int | Dim]) -> str:
 
 def _checked(name: str, kind: str) -> str:
     if not is_identifier(name):
-        raise FormatError(f"{kind} name {name!r} is no NNEF identifier (letters, digits and _; no keyword)")
+        rules = "letters, digits and _; no keyword; not beginning with true, false or inf"
+        raise FormatError(f"{kind} name {name!r} is no NNEF identifier ({rules})")
     return name
 
 

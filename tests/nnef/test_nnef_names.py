@@ -14,8 +14,11 @@ from t2n_hf.nnef.names import RESERVED, Namer, identifier, is_identifier, member
         ("graph", "graph_"),
         ("größe", "gr_e"),
         ("a b\nc", "a_b_c"),
+        ("true", "_true"),
+        ("info", "_info"),
+        ("false.scale", "_false_scale"),
     ],
-    ids=["dots", "digit", "empty", "keyword", "accents", "spaces"],
+    ids=["dots", "digit", "empty", "keyword", "accents", "spaces", "literal", "begins_with_inf", "begins_with_false"],
 )
 def test_any_text_becomes_an_identifier(text: str, name: str):
     assert identifier(text) == name
