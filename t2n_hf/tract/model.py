@@ -122,7 +122,8 @@ class TractModelForCausalLM(GenerationMixin):
         An archive with all logits gives those of every position that had to be computed. With `use_cache`, positions
         that agree with what the worker has seen are not computed again; without, everything is.
 
-        Raises ConfigError for a batch, padding, or a sequence longer than the archive's context.
+        Raises ConfigError for a batch, padding, tokens that the model lacks, or a sequence longer than the archive's
+        context.
         """
         if input_ids.ndim != 2 or input_ids.shape[0] != 1:
             raise ConfigError(
@@ -132,6 +133,7 @@ class TractModelForCausalLM(GenerationMixin):
         if attention_mask is not None and not bool(attention_mask.all()):
             raise ConfigError("attention_mask has zeros: an archive takes one sequence without padding")
         self._check_length(input_ids.shape[1])
+        self._check_tokens(input_ids)
         if not use_cache:
             self._past.reset()
         logits = self._past.advance(input_ids[0].to("cpu", torch.int64).numpy())
@@ -175,6 +177,15 @@ class TractModelForCausalLM(GenerationMixin):
                 f"a sequence of {length} tokens is longer than the {self.max_context} that {self._runner.archive} "
                 "was exported for; shorten it, or export with a larger max_context if the model has one"
             )
+
+    def _check_tokens(self, input_ids: torch.Tensor) -> None:
+        """A token that the model lacks would end the worker: tract aborts."""
+        if input_ids.numel() == 0:
+            raise ConfigError("input_ids is empty: an archive needs one token at the least")
+        size = getattr(self.config.get_text_config(decoder=True), "vocab_size", None)
+        low, high = (int(bound) for bound in torch.aminmax(input_ids))
+        if low < 0 or (size is not None and high >= size):
+            raise ConfigError(f"input_ids holds {low if low < 0 else high}; expected tokens from 0 to below {size}")
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

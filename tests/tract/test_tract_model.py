@@ -197,9 +197,11 @@ def test_generation_stops_at_the_end_token(model):
         (ids(1, 2), {"num_beams": 2}, "beam_search.*num_beams=1"),
         (ids(1, 2), {"prompt_lookup_num_tokens": 2}, "assisted_generation"),
         (ids(1, 2), {"attention_mask": ids(0, 1)}, "without padding"),
+        (ids(1, -1), {}, "holds -1; expected tokens from 0"),
+        (ids(1, 10**6), {}, "holds 1000000; expected tokens from 0"),
         (torch.ones(1, LENGTH + 1, dtype=torch.int64), {}, f"{LENGTH + 1} tokens is longer than the {LENGTH}"),
     ],
-    ids=["batch", "several-answers", "beams", "assisted", "padding", "too-long"],
+    ids=["batch", "several-answers", "beams", "assisted", "padding", "negative token", "unknown token", "too-long"],
 )
 def test_what_an_archive_cannot_do_is_refused_with_a_reason(model, inputs, options, text):
     with pytest.raises(ConfigError, match=text):
