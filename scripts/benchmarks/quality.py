@@ -42,7 +42,7 @@ def windows(tokenizer: Callable, length: int = 512, least: int = 4000) -> list[t
 
 @torch.inference_mode()
 def logits_of(model: nn.Module, ids: torch.Tensor, chunk: int | None) -> torch.Tensor:
-    """Logits (tokens, vocabulary) in f32. `chunk` feeds that many tokens at a time, with a cache, as generation does."""
+    """Logits (tokens, vocabulary) in f32. `chunk` feeds so many tokens at a time, with a cache, as generation does."""
     if chunk is None:
         return model(ids).logits[0].float()
     past, parts = None, []
