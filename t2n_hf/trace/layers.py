@@ -18,6 +18,7 @@ __all__ = ["Argument", "Arguments", "PieceError", "bind", "describe_layer", "lay
 _INDEX: Final = "layer_idx"
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
+_DEPTH: Final = 4  # of functions that enclose functions; one may enclose itself
 # What every module has: bookkeeping of torch, not a property of the layer.
 _BOOKKEEPING: Final = frozenset((*nn.Module().__dict__, _INDEX))
 
@@ -52,13 +53,13 @@ def _own_facts(module: nn.Module) -> tuple[Any, ...]:
     return tuple(attributes), *hooks
 
 
-def _describe_hook(hook: object) -> Any:  # noqa: ANN401 - any value with an equality
-    """A hook by its code and what it encloses: libraries make one function for each layer."""
+def _describe_hook(hook: object, depth: int = 0) -> Any:  # noqa: ANN401 - any value with an equality
+    """A hook by its code and what it encloses: libraries make one function for each layer, of others that they make."""
     if isinstance(hook, MethodType):
         return ("method", hook.__func__, id(hook.__self__))
-    if not isinstance(hook, FunctionType):
+    if not isinstance(hook, FunctionType) or depth > _DEPTH:
         return _describe(hook)
-    enclosed = tuple(_describe(cell.cell_contents) for cell in hook.__closure__ or ())
+    enclosed = tuple(_describe_hook(cell.cell_contents, depth + 1) for cell in hook.__closure__ or ())
     return ("function", hook.__code__, enclosed, _describe(hook.__defaults__), _describe(hook.__kwdefaults__))
 
 

@@ -317,3 +317,10 @@ def test_a_buffer_that_changes_from_call_to_call_is_refused_by_name(write, as_la
     name = "layers.0.seen" if as_layer else "seen"
     with pytest.raises(CaptureError, match=f"'{name}', which the module keeps from call to call"):
         captured(module, mode="auto", dims=({},), layers=("layers",) if as_layer else ())
+
+
+def test_the_hooks_that_transformers_leaves_behind_make_no_difference():
+    model = models.m1()
+    model.generate(models.prompt(), max_new_tokens=2, output_hidden_states=True, return_dict_in_generate=True)
+    assert model.model.layers[0]._forward_hooks
+    assert len(capture(interface_of(model), torch.float32, "pieces").pieces) == 1
