@@ -9,7 +9,7 @@ import transformers
 from transformers import AutoConfig
 from transformers.utils import cached_file
 
-from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError
+from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError, T2NError
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
 from t2n_hf.hf.quantizer import register
 from t2n_hf.hf.tasks import TASKS, auto_class
@@ -102,16 +102,21 @@ def load_checkpoint(
     if config is not None:  # an explicit None would make transformers forget that a checkpoint is quantized
         options["quantization_config"] = config
     may_differ = options.pop("ignore_mismatched_sizes", False)
-    model, found = loader.from_pretrained(
-        path_or_id,
-        config=model_config,
-        device_map=dict(device_map) if isinstance(device_map, Mapping) else device_map,
-        max_memory=None if max_memory is None else dict(max_memory),
-        dtype=dtype or "auto",
-        ignore_mismatched_sizes=True,  # refused below, in words
-        output_loading_info=True,
-        **options,
-    )
+    try:
+        model, found = loader.from_pretrained(
+            path_or_id,
+            config=model_config,
+            device_map=dict(device_map) if isinstance(device_map, Mapping) else device_map,
+            max_memory=None if max_memory is None else dict(max_memory),
+            dtype=dtype or "auto",
+            ignore_mismatched_sizes=True,  # refused below, in words
+            output_loading_info=True,
+            **options,
+        )
+    except T2NError:
+        raise
+    except ValueError as error:  # transformers' word for options, and classes, that do not fit
+        raise ConfigError(f"{path_or_id} cannot be loaded like this: {str(error).splitlines()[0]}") from error
     _refuse_random_weights(path_or_id, found, task, may_differ)
     return model
 

@@ -216,3 +216,18 @@ def test_loading_a_sharded_model_takes_two_tensors_of_memory(tmp_path):
     _, grown, _ = measure(folder, small, "none", "bfloat16")
     assert grown < 2 * largest + 8_000  # each weight is cast on its way, and read again when it is needed
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"task": "fill-mask"}, "LlamaConfig.*AutoModelForMaskedLM"),
+        ({"device_map": "nowhere"}, "found nowhere"),
+        ({"device_map": "auto", "max_memory": {"cpu": "much"}}, "much is not in a valid format"),
+    ],
+    ids=["task", "device_map", "max_memory"],
+)
+def test_what_transformers_refuses_is_an_error_of_ours(tmp_path, options, text):
+    folder = models.saved(models.m1(), tmp_path)
+    with pytest.raises(ConfigError, match=f"cannot be loaded like this.*{text}"):
+        load_checkpoint(folder, **options)
