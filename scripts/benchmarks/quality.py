@@ -47,7 +47,7 @@ def logits_of(model: nn.Module, ids: torch.Tensor, chunk: int | None) -> torch.T
         return model(ids).logits[0].float()
     past, parts = None, []
     for piece in ids.split(chunk, dim=1):
-        out = model(piece, past_key_values=past, use_cache=True)
+        out = model(piece, cache=past, use_cache=True)
         past = out.past_key_values
         parts.append(out.logits[0].float())
     return torch.cat(parts)

@@ -42,7 +42,7 @@ def main() -> int:
         token = torch.tensor([[7]])
         start = time.perf_counter()
         for _ in range(arguments.tokens):
-            out = model(token, past_key_values=past, use_cache=True)
+            out = model(token, cache=past, use_cache=True)
             token = out.logits[:, -1:].argmax(-1)
         if turn:
             speeds.append(arguments.tokens / (time.perf_counter() - start))
