@@ -3,8 +3,8 @@
 Exit codes: 0 done, 1 failed (one message on stderr), 2 wrong usage, 130 interrupted.
 """
 
-import importlib
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Sequence
