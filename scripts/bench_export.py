@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -70,9 +71,9 @@ def graph_text(archive: Path) -> bytes:
         return member.read()
 
 
-def bench_export(results: dict, runs: int) -> None:
+def bench_export(results: dict, runs: int, kinds: Sequence[str]) -> None:
     python = baseline_python()
-    for kind in ("f32", "q4_0"):
+    for kind in kinds:
         commands = {
             "ours": lambda kind=kind: export_ours(kind),
             "theirs": lambda kind=kind: export_theirs(kind, python),
@@ -191,12 +192,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--kinds", nargs="+", choices=("f32", "q4_0"), default=("f32", "q4_0"), help="what to export")
     arguments = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     store = OUT / "export.json"
     results = json.loads(store.read_text()) if store.exists() else {}
     work = {
-        "export": lambda: bench_export(results, arguments.runs),
+        "export": lambda: bench_export(results, arguments.runs, arguments.kinds),
         "archive": lambda: bench_archive(results, arguments.runs),
         "quality": lambda: bench_quality(results),
         "torch": lambda: bench_torch(results, arguments.runs),
