@@ -34,7 +34,8 @@ def write_page(page: Path, rows: list[Row], results: dict) -> None:
     lines = [
         "# Benchmarks",
         "",
-        "Written by `scripts/bench_export.py`; ratios are of medians within one run, the two sides in turn.",
+        "Written by `scripts/bench_export.py`; ratios are of medians, the sides of a row measured in turn. Parts of the",
+        "table may have been measured one after the other; KL, distances and agreement are single runs.",
         "",
         f"Machine: {_cpu()}, {os.cpu_count()} cores. Medians of {results['runs']} runs. {versions}.",
         "Compared with torch_to_nnef_llm 0.24.12 (transformers 5.14.1), its check switched off, on the same checkpoint",
