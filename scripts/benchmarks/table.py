@@ -34,7 +34,7 @@ def write_page(page: Path, rows: list[Row], results: dict) -> None:
     lines = [
         "# Benchmarks",
         "",
-        "Written by `scripts/bench_export.py`; ratios are of medians, the sides of a row measured in turn. Parts of the",
+        "Written by `scripts/bench_export.py`; ratios are of medians, the sides of a row in turn. Parts of the",
         "table may have been measured one after the other; KL, distances and agreement are single runs.",
         "",
         f"Machine: {_cpu()}, {os.cpu_count()} cores. Medians of {results['runs']} runs. {versions}.",
