@@ -50,3 +50,8 @@ class StoredParts:
     def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
         """Not done for packed weights: only their class knows what a row is."""
         return None
+
+    def advise(self) -> None:
+        """Let the system read ahead in the user's files."""
+        for part in self._ranges.values():
+            part.advise()

@@ -101,9 +101,10 @@ class CheckpointFile:
         except (OSError, ValueError) as error:
             raise StorageError(f"cannot map {self.path}{what}: {error}") from error
 
-    def advise(self, offset: int, nbytes: int, how: Literal["willneed", "dontneed"]) -> None:
+    def advise(self, offset: int, nbytes: int, how: Literal["willneed", "dontneed"] = "willneed") -> None:
         """Tell the system that a range is needed soon, or no more. Does nothing where that cannot be told."""
-        if hasattr(os, "posix_fadvise") and self._finalizer.alive:
+        # A length of 0 would mean the rest of the file.
+        if nbytes and hasattr(os, "posix_fadvise") and self._finalizer.alive:
             advice = os.POSIX_FADV_WILLNEED if how == "willneed" else os.POSIX_FADV_DONTNEED
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._fd, offset, nbytes, advice)
@@ -197,7 +198,7 @@ class ByteRange:
         shape = (stop - start, *self.shape[1:])
         return ByteRange(self.file, self.offset + start * row, (stop - start) * row, self.dtype, shape, self.name)
 
-    def advise(self, how: Literal["willneed", "dontneed"]) -> None:
+    def advise(self, how: Literal["willneed", "dontneed"] = "willneed") -> None:
         """Tell the system that these bytes are needed soon, or no more. Does nothing where that cannot be told."""
         self.file.advise(self.offset, self.nbytes, how)
 

@@ -1,5 +1,6 @@
 """A private file for tensors that leave memory for a while. It has no name, and is gone when the process is."""
 
+import contextlib
 import os
 import tempfile
 import threading
@@ -49,6 +50,10 @@ class SpillRange:
             return tensors[""]
         tag, meta = self._state
         return cast(StoredState, {"tag": tag, "tensors": tensors, "meta": dict(meta)})
+
+    def advise(self) -> None:
+        """Tell the system that these bytes are needed soon. Does nothing where that cannot be told."""
+        self._spill._advise(self._offset, self.nbytes)
 
     def _read(self, part: _Part) -> torch.Tensor:
         buffer = aligned_buffer(part.nbytes)
@@ -170,6 +175,11 @@ class Spill:
             if not done:
                 raise StorageError(f"the spill file in {self._where} ends at byte {offset}; it was truncated")
             view, offset = view[done:], offset + done
+
+    def _advise(self, offset: int, nbytes: int) -> None:
+        if nbytes and hasattr(os, "posix_fadvise") and self._close.alive:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def _check_open(self) -> None:
         if not self._close.alive:

@@ -49,6 +49,9 @@ class Content(Protocol):
     def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
         """Give the rows (of the first axis) at ascending indices, reading nothing else; None when that cannot be."""
 
+    def advise(self) -> None:
+        """Tell the system that all of it is read soon. Does nothing where that cannot be told."""
+
 
 @final
 class RangeContent:
@@ -93,6 +96,11 @@ class RangeContent:
         nbytes = self.nbytes // count * len(rows)
         return _read_parts(parts, nbytes, self.dtype).view(len(rows), *self.shape[1:])
 
+    def advise(self) -> None:
+        """Let the system read ahead in the user's files."""
+        for part in self.ranges:
+            part.advise()
+
 
 def _read_parts(parts: Sequence[ByteRange], nbytes: int, dtype: torch.dtype) -> torch.Tensor:
     buffer = aligned_buffer(nbytes)
@@ -131,6 +139,10 @@ class SpillContent:
         """Not done for spills."""
         return None
 
+    def advise(self) -> None:
+        """Let the system read ahead in the spill."""
+        self._stored.advise()
+
 
 @final
 class MemoryContent:
@@ -148,6 +160,9 @@ class MemoryContent:
     def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
         """Copy the rows of a plain tensor."""
         return self._tensor[torch.as_tensor(rows, device=self._tensor.device)] if self.kind is None else None
+
+    def advise(self) -> None:
+        """Do nothing: the values are in memory."""
 
 
 def shared_spill(folder: str | Path | None) -> Spill:
@@ -257,6 +272,10 @@ class StoredSource:
             except StorageError as error:
                 raise self._named(error) from error
             return None if found is None else found.to(device=device, dtype=self.dtype)
+
+    def advise(self) -> None:
+        """Let the system read the stored bytes ahead of a `load`. Returns at once; never raises."""
+        self._content.advise()
 
     def store(self, value: torch.Tensor) -> None:
         """Make `value` the stored value: into a spill. Pools see by the version that theirs is stale."""
