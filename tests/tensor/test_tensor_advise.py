@@ -1,4 +1,4 @@
-"""Telling the system which bytes are read soon: the right ones, of the right file, and nothing when it cannot be told."""
+"""Telling the system which bytes are read soon: the right ones of the right file, nothing where it cannot be told."""
 
 import os
 
