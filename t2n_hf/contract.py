@@ -188,10 +188,21 @@ class WeightFormat(SupportsOffloadState):
         return cls.packed_nbytes(shape)
 
     @classmethod
-    def quantize(cls, tensor: torch.Tensor, *, dtype: torch.dtype | None = None, name: str = "") -> torch.Tensor:
-        """Quantize a plain float tensor; the result acts as a tensor of `dtype` (None: that of `tensor`).
+    def quantize(
+        cls,
+        tensor: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        name: str = "",
+        importance: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Quantize a plain float tensor (..., K); the result acts as a tensor of `dtype` (None: that of `tensor`).
 
-        Does not modify `tensor`. Raises QuantizationError, naming `name`, on NaN or infinity.
+        `importance`, f32 (K,), says how much an error in each input channel matters, relative to the others: the mean
+        square of what a model feeds into that channel. It may only change which values are chosen, never their layout;
+        a class that has no use for it ignores it. Does not modify `tensor`.
+
+        Raises QuantizationError, naming `name`, on NaN or infinity.
         """
         raise UnsupportedOpError(f"{cls.__name__} cannot quantize; define quantize()")
 

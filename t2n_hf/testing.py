@@ -127,6 +127,19 @@ class WeightFormatConformance:
         assert result.dtype == torch.bfloat16
         assert result.to_base_tensor().dtype == torch.bfloat16  # type: ignore[attr-defined]
 
+    def test_the_importance_of_channels_changes_no_layout(self) -> None:
+        plain: Any = self.weight_format.quantize(self.floats(), name=NAME)
+        importance = torch.linspace(0.01, 10, self.shape[1])
+        before = importance.clone()
+        for given in (importance, torch.ones(self.shape[1]), torch.zeros(self.shape[1])):
+            weighted: Any = self.weight_format.quantize(self.floats(), name=NAME, importance=given)
+            error = (weighted.to_base_tensor() - self.floats()).norm() / self.floats().norm()
+            assert error <= 1.5 * self.max_relative_error
+            parts, expected = (w.to_offload_state()["tensors"] for w in (weighted, plain))
+            found = {key: (part.dtype, part.shape) for key, part in parts.items()}
+            assert found == {key: (part.dtype, part.shape) for key, part in expected.items()}
+        assert torch.equal(importance, before)
+
     def test_zeros_stay_zero(self) -> None:
         source = self.floats()
         source[0] = 0

@@ -37,6 +37,7 @@ PUBLIC = {
         "OpaqueTensorRef",
         "QScalePerGroupF16",
         "QTensor",
+        "QTensorTract",
         "QTensorTractScaleOnly",
         "ResidencyStrategy",
         "SupportsOffloadState",

@@ -12,7 +12,7 @@ from t2n_hf.tensor.named import NamedTensor, apply_name_to_tensor_in_module
 from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.opaque import OpaqueTensor, opaque_to_final_tensor
 from t2n_hf.tensor.quant.q4_0 import QTensorTractScaleOnly
-from t2n_hf.tensor.quant.qtensor import QTensor
+from t2n_hf.tensor.quant.qtensor import QTensor, QTensorTract
 from t2n_hf.tensor.quant.scheme import QScalePerGroupF16
 from t2n_hf.tensor.ref import (
     OpaqueTensorRef,
@@ -28,6 +28,7 @@ __all__ = [
     "OpaqueTensorRef",
     "QScalePerGroupF16",
     "QTensor",
+    "QTensorTract",
     "QTensorTractScaleOnly",
     "ResidencyStrategy",
     "SupportsOffloadState",

@@ -125,7 +125,7 @@ def test_one_source_tensor_is_alive_at_a_time(tmp_path):
         OFFLOAD_STATE_TAG = "tests.counting.v1"
 
         @classmethod
-        def quantize(cls, tensor, *, dtype=None, name=""):
+        def quantize(cls, tensor, *, dtype=None, name="", importance=None):
             found = {
                 t.untyped_storage().data_ptr(): t.nbytes
                 for t in gc.get_objects()

@@ -28,7 +28,7 @@ from t2n_hf.tensor.quant.q4_0_blocks import (
     scales_of,
 )
 from t2n_hf.tensor.quant.q4_0_storage import CHUNK_VALUES, BlockStorage, row_chunks
-from t2n_hf.tensor.quant.qtensor import QTensor
+from t2n_hf.tensor.quant.qtensor import QTensorTract
 from t2n_hf.tensor.quant.scheme import QScalePerGroupF16, QScheme, U8Compressor
 from t2n_hf.tensor.transposed import TransposedTensor
 
@@ -64,7 +64,7 @@ def _storage_of_kernel(tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -
     return BlockStorage(KernelLayout(tensors["packed"], tensors["scales"]), int(meta["rows"]))
 
 
-class QTensorTractScaleOnly(QTensor, WeightFormat):
+class QTensorTractScaleOnly(QTensorTract, WeightFormat):
     """A weight (..., N, K), K % 32 == 0, in Q4_0.
 
     State: one part, `q4_0`, uint8 (..., N, K/32, 18), and `dtype` in its meta. Every tensor object over one weight (an
@@ -142,7 +142,14 @@ class QTensorTractScaleOnly(QTensor, WeightFormat):
         return cls.packed_nbytes(shape) if kernel is None else kernel.nbytes(shape)
 
     @classmethod
-    def quantize(cls, tensor: torch.Tensor, *, dtype: torch.dtype | None = None, name: str = "") -> Self:
+    def quantize(
+        cls,
+        tensor: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        name: str = "",
+        importance: torch.Tensor | None = None,
+    ) -> Self:
         """Quantize a plain float tensor (..., N, K), a few rows at a time; see `quantize_rows` for the rule.
 
         Raises QuantizationError, naming `name`, for a shape that does not fit, NaN, infinity, or a value too large.

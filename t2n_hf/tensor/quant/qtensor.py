@@ -12,7 +12,7 @@ from t2n_hf.errors import UnsupportedOpError
 from t2n_hf.tensor.opaque import OpaqueTensor
 from t2n_hf.tensor.quant.scheme import QScheme, U8Compressor
 
-__all__ = ["QTensor"]
+__all__ = ["QTensor", "QTensorTract"]
 
 
 class QTensor(OpaqueTensor):
@@ -98,3 +98,7 @@ class QTensor(OpaqueTensor):
         """Bytes of the u8 values and of what the scheme holds."""
         parts: Sequence[torch.Tensor] = [*self._parts().values(), *self.qscheme.tensors().values()]
         return sum(part.nbytes for part in parts)
+
+
+class QTensorTract(QTensor):
+    """All quantized tensors that have a block format of their own in tract's `.dat` files."""

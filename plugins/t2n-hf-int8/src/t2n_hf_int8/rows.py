@@ -44,8 +44,18 @@ class Int8Rows(OpaqueTensor, WeightFormat):
         return torch.Size(shape).numel() + 4 * torch.Size(shape[:-1]).numel()
 
     @classmethod
-    def quantize(cls, tensor: torch.Tensor, *, dtype: torch.dtype | None = None, name: str = "") -> Self:
-        """Quantize (..., N, K): the value of largest magnitude of each row becomes 127 or -127."""
+    def quantize(
+        cls,
+        tensor: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        name: str = "",
+        importance: torch.Tensor | None = None,
+    ) -> Self:
+        """Quantize (..., N, K): the value of largest magnitude of each row becomes 127 or -127.
+
+        There is nothing to choose: `importance` is not used.
+        """
         reason = cls.refuses(tensor.shape, tensor.dtype)
         if reason is not None:
             raise QuantizationError(f"{name or 'a tensor'} cannot be int8 rows: {reason}")
