@@ -228,7 +228,7 @@ class OpaqueTensor(torch.Tensor):
         return InPlaceError(
             f"{op} would write to {self.name or 'an unnamed tensor'}, a {type(self).__name__} of shape "
             f"{tuple(self.shape)}, whose values are packed and cannot be changed in place; "
-            "work on `w.to_base_tensor()` and put the result back as a new parameter"
+            "work on `w.to_base_tensor()` and put the result back as a new parameter, or materialize(model) first"
         )
 
     def _write(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -246,14 +246,18 @@ class OpaqueTensor(torch.Tensor):
         raise self._in_place_error("__setitem__")
 
     def _set_data(self, value: torch.Tensor) -> None:
-        """Do `self.data = value`. Default: the parts of a `value` of the same class are taken over; all else raises."""
-        if type(value) is not type(self):
-            raise self._in_place_error(f".data = <{type(value).__name__}>")
-        if (value.shape, value.dtype, value.device) == (self.shape, self.dtype, self.device):
+        """Do `self.data = value`. Of the same class, `value` gives its parts; a plain one takes this tensor's place."""
+        if type(value) is type(self) and (value.shape, value.dtype, value.device) == (
+            self.shape,
+            self.dtype,
+            self.device,
+        ):
             self._take_over(value)
-        else:
+        elif type(value) is type(self) or not isinstance(value, OpaqueTensor):
             with torch.no_grad():
                 torch.utils.swap_tensors(self, torch.nn.Parameter(value, requires_grad=self.requires_grad))
+        else:
+            raise self._in_place_error(f".data = <{type(value).__name__}>")
 
     def _take_over(self, other: "OpaqueTensor") -> None:
         fields = {key: value for key, value in other.__dict__.items() if key not in ("_name", "_is_param")}

@@ -202,15 +202,19 @@ def test_a_state_dict_loads_into_the_same_class(weight, assign):
     assert torch.equal(target.weight, weight)
 
 
-def test_data_takes_the_same_class_and_no_other(weight, values):
+def test_data_takes_the_same_class_or_plain_values_which_replace_it(weight, values):
     weight.data = Half.of(values * 2)
     assert torch.equal(weight, (values * 2).float())
     assert weight.name == "layer.weight"
     weight.data = weight.data.to(torch.bfloat16)
     assert weight.dtype == torch.bfloat16
     assert isinstance(weight, nn.Parameter)
-    with pytest.raises(InPlaceError, match=r"layer\.weight"):
-        weight.data = torch.zeros(6, 8)
+    module = nn.Linear(8, 6)
+    module.weight = weight
+    weight.data = torch.ones(3, 8)
+    assert module.weight is weight
+    assert type(module.weight) is nn.Parameter
+    assert torch.equal(module.weight, torch.ones(3, 8))
 
 
 def _set(tensor, index):
