@@ -17,7 +17,7 @@ __all__ = ["NOT_QUANTIZED", "QUANT_METHOD", "T2NConfig"]
 QUANT_METHOD: Final = "t2n"
 NOT_QUANTIZED: Final = "none"
 _STORED: Final = ("weights", "embeddings", "lm_head", "modules_to_not_convert", "compute")
-_MACHINE: Final = ("max_resident_bytes", "spill_dir")
+_MACHINE: Final = ("max_resident_bytes", "spill_dir", "readahead_bytes", "max_length", "batch_size")
 
 
 # transformers hands the options that a user passes beside an already quantized checkpoint only to the classes of
@@ -38,13 +38,19 @@ class T2NConfig(MetalConfig):
             always follow their own options, and what the architecture keeps in float32 always stays float. A name
             that matches nothing is warned about.
         compute: "exact" (the truth: dequantize, then multiply), or "fast" (kernels that may round).
-        max_resident_bytes: how many bytes of weights that are mapped to "disk" may be kept in memory. None: what
-            `max_memory` leaves with device_map="auto"; otherwise nothing beyond the module that runs.
+        max_resident_bytes: how many bytes of weights that are mapped to "disk" may be kept in memory. It has to hold
+            the largest module. None: what `max_memory` leaves with device_map="auto"; otherwise nothing beyond the
+            module that runs.
         spill_dir: folder of the private, unlinked file that holds weights quantized while loading and mapped to
             "disk". None: the system's folder for temporary files.
+        readahead_bytes: how many bytes of weights to load ahead of the module that runs. None: what fits beside the
+            largest module; 0: nothing is loaded ahead.
+        max_length: how many tokens (prompt and answer) a sequence will have at most. The bytes that the keys and values
+            of so many take are then kept free of every budget. None: budgets are for weights alone.
+        batch_size: how many sequences are computed at once, beams included; counts with `max_length` only.
 
-    `max_resident_bytes` and `spill_dir` describe a machine: they are never written into a model's config.json. Passed
-    beside an already quantized checkpoint they are used, as is `compute`; the others come from the checkpoint.
+    The last five describe a machine and its use: they are never written into a model's config.json. Passed beside an
+    already quantized checkpoint they are used, as is `compute`; the others come from the checkpoint.
 
     Raises ConfigError for an unknown option or a value out of range, UnknownTagError for a class that is not installed.
     """
@@ -59,6 +65,9 @@ class T2NConfig(MetalConfig):
         compute: str = "exact",
         max_resident_bytes: int | None = None,
         spill_dir: str | Path | None = None,
+        readahead_bytes: int | None = None,
+        max_length: int | None = None,
+        batch_size: int = 1,
         **unknown: object,
     ) -> None:
         if unknown:
@@ -72,6 +81,9 @@ class T2NConfig(MetalConfig):
         self.compute = compute
         self.max_resident_bytes = max_resident_bytes
         self.spill_dir = _folder(spill_dir)
+        self.readahead_bytes = readahead_bytes
+        self.max_length = max_length
+        self.batch_size = batch_size
         self.tensors: dict[str, Any] | None = None
         self.requested: dict[str, Any] | None = None
         self.post_init()
@@ -89,9 +101,12 @@ class T2NConfig(MetalConfig):
             format_class(name)
         if self.compute not in COMPUTE_MODES:
             raise ConfigError(f"compute={self.compute!r}; expected one of {', '.join(COMPUTE_MODES)}")
-        limit = self.max_resident_bytes
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
-            raise ConfigError(f"max_resident_bytes={limit!r}; expected a number of bytes, 0 or more, or None")
+        _check_count("max_resident_bytes", self.max_resident_bytes, "a number of bytes, 0 or more, or None")
+        _check_count("readahead_bytes", self.readahead_bytes, "a number of bytes, 0 or more, or None")
+        _check_count("max_length", self.max_length, "a number of tokens, 1 or more, or None", least=1)
+        if self.batch_size is None:
+            raise ConfigError("batch_size=None; expected a number of sequences, 1 or more")
+        _check_count("batch_size", self.batch_size, "a number of sequences, 1 or more", least=1)
 
     def get_loading_attributes(self) -> dict[str, Any]:
         """Give what holds for this load even when the checkpoint is quantized already (transformers asks for it)."""
@@ -138,6 +153,11 @@ class T2NConfig(MetalConfig):
         config = cls(**{**options, **known})
         config.tensors = copy.deepcopy(tensors)
         return (config, kwargs) if return_unused_kwargs else config
+
+
+def _check_count(option: str, value: object, expected: str, least: int = 0) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        raise ConfigError(f"{option}={value!r}; expected {expected}")
 
 
 def _list_of_names(names: Iterable[str] | None) -> list[str] | None:

@@ -14,6 +14,9 @@ EVERY = {
     "compute": "fast",
     "max_resident_bytes": 1 << 20,
     "spill_dir": "/var/tmp",
+    "readahead_bytes": 1 << 18,
+    "max_length": 512,
+    "batch_size": 4,
 }
 
 
@@ -51,6 +54,10 @@ def test_an_unknown_option_is_refused_and_the_known_ones_are_named():
         ({"compute": "quick"}, "compute='quick'; expected one of exact, fast"),
         ({"max_resident_bytes": -1}, "max_resident_bytes=-1"),
         ({"max_resident_bytes": 0.5}, "max_resident_bytes=0.5"),
+        ({"readahead_bytes": -1}, "readahead_bytes=-1"),
+        ({"max_length": 0}, "max_length=0"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"batch_size": None}, "batch_size=None"),
         ({"modules_to_not_convert": "mlp"}, "modules_to_not_convert='mlp'"),
         ({"modules_to_not_convert": [""]}, "modules_to_not_convert"),
         ({"modules_to_not_convert": 5}, "modules_to_not_convert=5"),
