@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
-import torch.nn.functional as F
 from typing_extensions import Self
 
 from t2n_hf.contract import COMPUTE_MODES, InferenceTarget, OffloadState, WeightFormat
 from t2n_hf.dtypes import dtype_named, dtype_of
 from t2n_hf.errors import ConfigError, FormatError, QuantizationError
 from t2n_hf.nnef.dat import Payload, q4_0_payload
-from t2n_hf.tensor.opaque import materialise, overriding_compute
+from t2n_hf.tensor.opaque import overriding_compute
 from t2n_hf.tensor.quant.kernels import KernelLayout, int4_kernel, int4_kernel_report, required_kernel
+from t2n_hf.tensor.quant.packed_rows import PackedRows, row_chunks
 from t2n_hf.tensor.quant.q4_0_blocks import (
     BLOCK_NBYTES,
     BLOCK_VALUES,
@@ -27,7 +27,7 @@ from t2n_hf.tensor.quant.q4_0_blocks import (
     quants_of,
     scales_of,
 )
-from t2n_hf.tensor.quant.q4_0_storage import CHUNK_VALUES, BlockStorage, row_chunks
+from t2n_hf.tensor.quant.q4_0_storage import BlockStorage
 from t2n_hf.tensor.quant.qtensor import QTensorTract
 from t2n_hf.tensor.quant.scheme import QScalePerGroupF16, QScheme, U8Compressor
 from t2n_hf.tensor.transposed import TransposedTensor
@@ -64,7 +64,7 @@ def _storage_of_kernel(tensors: dict[str, torch.Tensor], meta: dict[str, Any]) -
     return BlockStorage(KernelLayout(tensors["packed"], tensors["scales"]), int(meta["rows"]))
 
 
-class QTensorTractScaleOnly(QTensorTract, WeightFormat):
+class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
     """A weight (..., N, K), K % 32 == 0, in Q4_0.
 
     State: one part, `q4_0`, uint8 (..., N, K/32, 18), and `dtype` in its meta. Every tensor object over one weight (an
@@ -114,8 +114,8 @@ class QTensorTractScaleOnly(QTensorTract, WeightFormat):
 
     def _hold(self, storage: BlockStorage, compute: str) -> None:
         self._storage, self._compute, self.specific_machine = storage, compute, None
-        # Every attribute of torch goes through __torch_function__, at about 2 us; a product reads these instead.
-        self._columns, self._acts_as = self.shape[-1], self.dtype
+        self._note_sizes()
+        self._columns = self._sizes[-1]
 
     # ---- WeightFormat ---------------------------------------------------------------------------------------------
 
@@ -305,16 +305,7 @@ class QTensorTractScaleOnly(QTensorTract, WeightFormat):
             flat = x.reshape(-1, self._columns)
             if flat.shape[0] <= _FAST_ROWS:
                 return self._fast_linear(x, flat, layout, bias)
-        shape = self._storage.shape
-        if len(shape) != 2:
-            return F.linear(x, materialise(self, "linear"), bias)
-        if shape[0] * shape[1] <= CHUNK_VALUES:
-            return F.linear(x, self._storage.dense_rows(0, shape[0], self._acts_as), bias)
-        parts = []
-        for start, stop in row_chunks(*shape):
-            rows = self._storage.dense_rows(start, stop, self._acts_as)
-            parts.append(F.linear(x, rows, None if bias is None else bias[start:stop]))
-        return torch.cat(parts, dim=-1)
+        return super()._linear(x, bias)
 
     def _fast_linear(
         self, x: torch.Tensor, flat: torch.Tensor, layout: KernelLayout, bias: torch.Tensor | None
@@ -329,44 +320,16 @@ class QTensorTractScaleOnly(QTensorTract, WeightFormat):
             result = result + bias
         return result.view(*x.shape[:-1], rows)
 
-    def _linear_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        total = None
-        for start, stop in row_chunks(*self._storage.shape):
-            part = grad[..., start:stop] @ self._storage.dense_rows(start, stop, self._acts_as)
-            total = part if total is None else total.add_(part)
-        return grad @ materialise(self, "linear_backward") if total is None else total
+    def _dense_rows(self, start: int, stop: int) -> torch.Tensor:
+        return self._storage.dense_rows(start, stop, self._acts_as)
+
+    def _dense_rows_at(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._storage.gather(rows, self._acts_as)
 
     def _gather(self, indices: torch.Tensor) -> torch.Tensor:
-        if self.ndim != 2:
-            return F.embedding(indices, materialise(self, "embedding"))
         self._fast_layout()
-        return self._rows_at(indices.reshape(-1).long()).view(*indices.shape, self._columns)
+        return super()._gather(indices)
 
-    def _rows_at(self, rows: torch.Tensor) -> torch.Tensor:
-        if rows.numel() * self._columns <= CHUNK_VALUES:
-            return self._storage.gather(rows, self._acts_as)
-        chunks = row_chunks(rows.numel(), self._columns)
-        return torch.cat([self._storage.gather(rows[start:stop], self._acts_as) for start, stop in chunks])
-
-    def _get_item(self, index: Any) -> torch.Tensor:  # noqa: ANN401 - whatever indexing takes
-        if isinstance(index, torch.Tensor) and index.ndim == 0 and not index.dtype.is_floating_point:
-            index = int(index) if index.dtype is not torch.bool else index
-        if isinstance(index, int) and not isinstance(index, bool):
-            count = self._storage.shape[0]
-            if not -count <= index < count:
-                raise IndexError(f"index {index} is out of bounds for dimension 0 with size {count}")
-            return self._item(index % count)
-        if self.ndim == 2 and isinstance(index, slice):
-            chosen = range(self._storage.rows)[index]
-            return self._rows_at(torch.arange(len(chosen), device=self.device) * chosen.step + chosen.start)
-        if self.ndim == 2 and isinstance(index, torch.Tensor) and index.dtype in (torch.int64, torch.int32):
-            rows = index.reshape(-1).long()
-            return self._rows_at(rows + (rows < 0) * self._storage.rows).view(*index.shape, self._columns)
-        return materialise(self, "getitem")[index]
-
-    def _item(self, index: int) -> torch.Tensor:
-        if self.ndim == 2:
-            return self._storage.dense_rows(index, index + 1, self._acts_as)[0]
+    def _item_at(self, index: int) -> torch.Tensor:
         self._fast_layout()
-        name = f"{self.name}[{index}]" if self.name else ""
-        return self._over(self._storage.item(index), self._acts_as, self._compute, name)
+        return self._over(self._storage.item(index), self._acts_as, self._compute, self._item_name(index))

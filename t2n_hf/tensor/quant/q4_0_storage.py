@@ -1,12 +1,11 @@
 """The memory of one Q4_0 weight: canonical blocks or a kernel's layout, one of them at a time, read the same way."""
 
 import threading
-from collections.abc import Iterator
-from typing import Final
 
 import torch
 
 from t2n_hf.tensor.quant.kernels import KernelLayout, int4_kernel, required_kernel
+from t2n_hf.tensor.quant.packed_rows import ROW_MULTIPLE, row_chunks
 from t2n_hf.tensor.quant.q4_0_blocks import (
     BLOCK_NBYTES,
     BLOCK_VALUES,
@@ -16,19 +15,7 @@ from t2n_hf.tensor.quant.q4_0_blocks import (
     scales_of,
 )
 
-__all__ = ["CHUNK_VALUES", "BlockStorage", "row_chunks"]
-
-# Values that are dense at once while a weight is read: 2 MiB in f32, which stays in a core's cache.
-CHUNK_VALUES: Final = 1 << 19
-# A kernel's layout is read from multiples of this row.
-_ROW_MULTIPLE: Final = 64
-
-
-def row_chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Split `rows` of `columns` values into ranges of about half a million values, starting at multiples of 64."""
-    step = max(_ROW_MULTIPLE, CHUNK_VALUES // max(1, columns) // _ROW_MULTIPLE * _ROW_MULTIPLE)
-    for start in range(0, rows, step):
-        yield start, min(rows, start + step)
+__all__ = ["BlockStorage"]
 
 
 class BlockStorage:
@@ -98,7 +85,7 @@ class BlockStorage:
         held = self.held
         if not isinstance(held, KernelLayout):
             return quants_of(held[start:stop]), scales_of(held[start:stop])
-        skipped = start % _ROW_MULTIPLE
+        skipped = start % ROW_MULTIPLE
         quants, scales = required_kernel().unpack(held, start - skipped, stop)
         return quants[skipped:], scales[skipped:]
 
