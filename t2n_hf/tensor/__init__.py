@@ -1,24 +1,31 @@
 """Tensors that keep their values packed or on disk, and bounded memory for them.
 
-`opaque` is what all of them are (with `aten_rules`, `autograd`, `compute` and `fallback`); `quant` holds the packed
-formats, `transposed` turns one, `offload` leaves values on disk (with `stored`, `rows` and `persist`). `named`, `ref`
-and `updater` are for code that was written for torch_to_nnef: nothing else in this package uses them.
+`opaque` is what all of them are (`wrapper` has the class, with `aten_rules`, `autograd`, `compute` and `fallback`);
+`quant` holds the packed formats, `transposed` turns one, `offload` leaves values on disk (with `stored`, `rows` and
+`persist`), `residency` holds them in memory within a budget. `named`, `ref` and `updater` are for code that was
+written for torch_to_nnef: nothing else in this package uses them.
 """
 
-from t2n_hf.contract import SupportsOffloadState
-from t2n_hf.registry import resolve_offload_state
-from t2n_hf.residency import ResidencyStrategy, TensorPrefetch, TensorResidencyLease, TensorResidencyPool
 from t2n_hf.tensor.named import NamedTensor, apply_name_to_tensor_in_module
 from t2n_hf.tensor.offload import OffloadedTensor
-from t2n_hf.tensor.opaque import OpaqueTensor, opaque_to_final_tensor
+from t2n_hf.tensor.opaque import (
+    OpaqueTensor,
+    OpaqueTensorRef,
+    SupportsOffloadState,
+    find_opaque_ref_by_py_id,
+    opaque_to_final_tensor,
+    resolve_offload_state,
+    set_opaque_tensor_in_params_as_ref,
+    trace_tensor_device_for_func,
+)
 from t2n_hf.tensor.quant.q4_0 import QTensorTractScaleOnly
 from t2n_hf.tensor.quant.qtensor import QTensor, QTensorTract
 from t2n_hf.tensor.quant.scheme import QScalePerGroupF16
-from t2n_hf.tensor.ref import (
-    OpaqueTensorRef,
-    find_opaque_ref_by_py_id,
-    set_opaque_tensor_in_params_as_ref,
-    trace_tensor_device_for_func,
+from t2n_hf.tensor.residency import (
+    ResidencyStrategy,
+    TensorPrefetch,
+    TensorResidencyLease,
+    TensorResidencyPool,
 )
 
 __all__ = [

@@ -6,8 +6,8 @@ from typing import Any, Final, final
 import torch
 from torch import nn
 
-from t2n_hf.tensor.opaque import OpaqueTensor
 from t2n_hf.tensor.updater import ModTensorUpdater
+from t2n_hf.tensor.wrapper import OpaqueTensor
 
 __all__ = ["NamedTensor", "apply_name_to_tensor_in_module"]
 

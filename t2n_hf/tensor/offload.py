@@ -16,11 +16,11 @@ from t2n_hf.errors import ConfigError, InPlaceError
 from t2n_hf.registry import class_of_tag
 from t2n_hf.residency import ServingPool, TensorResidencyPool, active_scope
 from t2n_hf.store.checkpoint import ByteRange
-from t2n_hf.tensor.opaque import OpaqueTensor, opaque_to_final_tensor
 from t2n_hf.tensor.persist import run_on_copies
 from t2n_hf.tensor.rows import embedding_of_rows, item_of_rows
 from t2n_hf.tensor.stored import MemoryContent, RangeContent, StoredSource
 from t2n_hf.tensor.transposed import TransposedTensor
+from t2n_hf.tensor.wrapper import OpaqueTensor, opaque_to_final_tensor
 
 __all__ = ["OffloadedTensor"]
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._pytree import tree_map
 
-from t2n_hf.tensor.opaque import OpaqueTensor, opaque_to_final_tensor
+from t2n_hf.tensor.wrapper import OpaqueTensor, opaque_to_final_tensor
 
 __all__ = ["run_on_copies"]
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.tensor.opaque import OpaqueTensor
 from t2n_hf.tensor.updater import ModTensorUpdater
+from t2n_hf.tensor.wrapper import OpaqueTensor
 
 __all__ = [
     "OpaqueTensorRef",

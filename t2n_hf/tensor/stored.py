@@ -20,7 +20,7 @@ from t2n_hf.errors import FormatError, InPlaceError, StorageError, UnsupportedOp
 from t2n_hf.store.checkpoint import ByteRange
 from t2n_hf.store.memory import aligned_buffer
 from t2n_hf.store.spill import Spill, SpillRange
-from t2n_hf.tensor.opaque import OpaqueTensor
+from t2n_hf.tensor.wrapper import OpaqueTensor
 
 if TYPE_CHECKING:
     from t2n_hf.residency import TensorResidencyPool

@@ -13,7 +13,7 @@ from typing_extensions import Self
 from t2n_hf.contract import OffloadState, SupportsOffloadState
 from t2n_hf.errors import FormatError, UnknownTagError
 from t2n_hf.registry import class_of_tag
-from t2n_hf.tensor.opaque import OpaqueTensor
+from t2n_hf.tensor.wrapper import OpaqueTensor
 
 __all__ = ["TransposedTensor"]
 
