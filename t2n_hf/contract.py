@@ -138,6 +138,16 @@ class SupportsOffloadState:
         return self.to_offload_state()
 
     @classmethod
+    def row_parts(cls, meta: Mapping[str, Any], shape: Sequence[int]) -> frozenset[str]:
+        """Name the parts of a state of a tensor of `shape` whose first axis is that of the tensor, item for item.
+
+        Rows of an embedding, and single experts, are then read without the others: `from_offload_state` gets these
+        parts cut to some rows (the other parts whole), and rebuilds a tensor of those rows alone. `meta` is that of the
+        state, which may be a private one. Default: none, and the whole state is read for any row.
+        """
+        return frozenset()
+
+    @classmethod
     def from_offload_state(cls, state: OffloadState, target_device: Any = None) -> torch.Tensor:  # noqa: ANN401
         """Rebuild the tensor, its parts on `target_device` (None: where they are).
 

@@ -4,6 +4,7 @@ Some layers (GPT-2's Conv1D) keep a weight as (in, out) and compute `x @ W`, whi
 input axis. Such a weight is stored turned, (out, in), and this class presents it the way that the layer expects.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -102,6 +103,14 @@ class TransposedTensor(OpaqueTensor, SupportsOffloadState):
         inner: OffloadState = getattr(self.inner, method)()
         meta = {"inner_tag": inner["tag"], "inner_meta": inner["meta"]}
         return OffloadState(tag=self.OFFLOAD_STATE_TAG, tensors=inner["tensors"], meta=meta)
+
+    @classmethod
+    def row_parts(cls, meta: Mapping[str, Any], shape: Sequence[int]) -> frozenset[str]:
+        """Of a weight of 3 or more axes, what the inner class says: the first axis is not one of the two swapped."""
+        if len(shape) < 3:
+            return frozenset()
+        inner_shape = (*shape[:-2], shape[-1], shape[-2])
+        return class_of_tag(meta["inner_tag"]).row_parts(meta.get("inner_meta", {}), inner_shape)
 
     @classmethod
     def from_offload_state(cls, state: OffloadState, target_device: Any = None) -> Self:  # noqa: ANN401

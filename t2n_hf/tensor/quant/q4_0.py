@@ -5,7 +5,7 @@ The value of a weight is that of the exact path. `compute="fast"` turns the bloc
 place of the blocks and never beside them; canonical blocks come back from it bit for bit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -195,6 +195,13 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
         if isinstance(held, KernelLayout):
             state["meta"].update(kernel=int4_kernel_report(), rows=self._storage.rows)
         return state
+
+    @classmethod
+    def row_parts(cls, meta: Mapping[str, Any], shape: Sequence[int]) -> frozenset[str]:
+        """Canonical blocks lie row after row; a kernel's layout interleaves rows, and keeps experts apart."""
+        if "kernel" in meta:
+            return frozenset({"packed", "scales"}) if len(shape) > 2 else frozenset()
+        return frozenset({"q4_0"})
 
     @classmethod
     def from_offload_state(cls, state: OffloadState, target_device: Any = None) -> Self:  # noqa: ANN401

@@ -1,6 +1,6 @@
 """Int8Rows: int8 values with one f32 scale per row."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -72,6 +72,11 @@ class Int8Rows(OpaqueTensor, WeightFormat):
         """The two parts, and the dtype that the tensor acts as."""
         meta = {"dtype": str(self.dtype).removeprefix("torch.")}
         return OffloadState(tag=self.OFFLOAD_STATE_TAG, tensors={"q": self.q, "scale": self.scale}, meta=meta)
+
+    @classmethod
+    def row_parts(cls, meta: Mapping[str, Any], shape: Sequence[int]) -> frozenset[str]:
+        """Optional: both parts have the rows first, so that some of them can be read from disk alone."""
+        return frozenset({"q", "scale"})
 
     @classmethod
     def from_offload_state(cls, state: OffloadState, target_device: Any = None) -> Self:  # noqa: ANN401
