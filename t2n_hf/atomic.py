@@ -1,8 +1,8 @@
 """Final names appear only when complete: work in a temporary sibling, fsync, rename.
 
 The sibling of `<folder>/<name>` is `<folder>/.<name>.t2n-partial`: one per target, locked while it is written. A
-process that is killed leaves at most that sibling, and the next run for the same target empties it. Standard
-library only, so that every room can use it.
+process that is killed leaves at most that sibling, and the next run for the same target empties it, or goes on with
+what is in it (`kept_folder`). Standard library only, so that every room can use it.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,7 @@ try:
 except ImportError:  # Windows: no lock, two writers of one target are on their own
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["PARTIAL_SUFFIX", "check_replaceable", "partial_path", "staged_file", "staged_folder"]
+__all__ = ["PARTIAL_SUFFIX", "check_replaceable", "kept_folder", "partial_path", "staged_file", "staged_folder"]
 
 PARTIAL_SUFFIX: Final = ".t2n-partial"
 _OLD_SUFFIX: Final = ".t2n-old"
@@ -93,6 +93,37 @@ def staged_folder(path: str | Path, *, overwrite: bool = False, marker: str | No
             _replace_folder(partial, target, old)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
+            raise
+        _fsync(target.parent)
+
+
+@contextlib.contextmanager
+def kept_folder(path: str | Path, check: Callable[[Path], None]) -> Iterator[Path]:
+    """Yield a temporary sibling folder that may hold an older run's work; it takes the name `path` in the end.
+
+    When the block raises, the sibling stays as it is, unless it is empty: a later run can go on. `check` raises when
+    the target may not be replaced; it is asked before the block and again after it. Raises StorageError when another
+    process writes the same target, or there is no folder to make it in.
+    """
+    target = Path(os.path.abspath(path))
+    partial = partial_path(target)
+    old = target.with_name(f".{target.name}{_OLD_SUFFIX}")
+    if old.is_dir() and not os.path.lexists(target):
+        os.rename(old, target)  # see `staged_folder`
+    check(target)
+    with _disk_errors(target), contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileExistsError):
+            partial.mkdir()
+        fd = _locked(partial, target, os.O_RDONLY | _NO_FOLLOW)
+        stack.callback(os.close, fd)
+        try:
+            yield partial
+            _fsync_tree(partial)
+            check(target)
+            _replace_folder(partial, target, old)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.rmdir()
             raise
         _fsync(target.parent)
 

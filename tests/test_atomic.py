@@ -11,7 +11,7 @@ import pytest
 from light_process import light_command
 
 from t2n_hf import atomic
-from t2n_hf.atomic import partial_path, staged_file, staged_folder
+from t2n_hf.atomic import check_replaceable, kept_folder, partial_path, staged_file, staged_folder
 from t2n_hf.errors import OutputExistsError, StorageError
 
 
@@ -214,3 +214,61 @@ def test_a_process_killed_at_any_point_leaves_a_complete_output(tmp_path: Path, 
     with context:
         pass
     assert os.listdir(tmp_path) == ["x"]
+
+
+def may_be_made(target: Path) -> None:
+    check_replaceable(target, overwrite=False, marker=None)
+
+
+def fail_with_work_done(partial: Path) -> None:
+    (partial / "f").write_text("half")
+    raise RuntimeError("half way")
+
+
+def test_a_kept_folder_appears_when_it_is_complete(tmp_path: Path):
+    with kept_folder(tmp_path / "d", may_be_made) as partial:
+        (partial / "f").write_text("new")
+        assert not (tmp_path / "d").exists()
+    assert (tmp_path / "d" / "f").read_text() == "new"
+    assert os.listdir(tmp_path) == ["d"]
+
+
+def test_a_kept_folder_keeps_its_work_when_the_block_fails(tmp_path: Path):
+    with pytest.raises(RuntimeError), kept_folder(tmp_path / "d", may_be_made) as partial:
+        fail_with_work_done(partial)
+    assert os.listdir(tmp_path) == [partial_path("d").name]
+    with kept_folder(tmp_path / "d", may_be_made) as partial:
+        assert (partial / "f").read_text() == "half"
+    assert os.listdir(tmp_path) == ["d"]
+
+
+def test_a_kept_folder_without_work_is_removed(tmp_path: Path):
+    with pytest.raises(RuntimeError), kept_folder(tmp_path / "d", may_be_made):
+        raise RuntimeError("at once")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_kept_folder_asks_again_before_it_replaces(tmp_path: Path):
+    with pytest.raises(OutputExistsError), kept_folder(tmp_path / "d", may_be_made) as partial:
+        (partial / "f").write_text("new")
+        (tmp_path / "d").mkdir()
+    assert os.listdir(tmp_path / "d") == []
+    assert (partial / "f").read_text() == "new"
+
+
+def test_a_kept_folder_replaces_an_older_one_in_one_step(tmp_path: Path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "old").write_text("old")
+    with kept_folder(tmp_path / "d", lambda target: None) as partial:
+        (partial / "f").write_text("new")
+        assert os.listdir(tmp_path / "d") == ["old"]
+    assert os.listdir(tmp_path / "d") == ["f"]
+    assert os.listdir(tmp_path) == ["d"]
+
+
+def test_two_writers_of_one_kept_folder_are_told_apart(tmp_path: Path):
+    with kept_folder(tmp_path / "d", may_be_made) as partial:
+        with pytest.raises(StorageError, match="another process is writing"):
+            kept_folder(tmp_path / "d", may_be_made).__enter__()
+        (partial / "f").write_text("first")
+    assert os.listdir(tmp_path / "d") == ["f"]
