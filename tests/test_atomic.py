@@ -249,9 +249,12 @@ def test_a_kept_folder_without_work_is_removed(tmp_path: Path):
 
 
 def test_a_kept_folder_asks_again_before_it_replaces(tmp_path: Path):
-    with pytest.raises(OutputExistsError), kept_folder(tmp_path / "d", may_be_made) as partial:
+    def work_while_another_makes_it(partial: Path) -> None:
         (partial / "f").write_text("new")
         (tmp_path / "d").mkdir()
+
+    with pytest.raises(OutputExistsError), kept_folder(tmp_path / "d", may_be_made) as partial:
+        work_while_another_makes_it(partial)
     assert os.listdir(tmp_path / "d") == []
     assert (partial / "f").read_text() == "new"
 

@@ -22,7 +22,7 @@ from t2n_hf.tensor.opaque import OpaqueTensor, opaque_to_final_tensor
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["NOTE", "adopt", "disown", "packed_state_dict", "state_class", "state_of"]
+__all__ = ["NOTE", "adopt", "disown", "packed_state_dict", "state_class", "state_of", "write_note"]
 
 NOTE: Final = """\
 ## Loading
@@ -122,7 +122,7 @@ def _save_pretrained(model: "PreTrainedModel", save_directory: Any, **options: A
         warnings.filterwarnings("ignore", message="Attempting to save a model with offloaded modules")
         type(model).save_pretrained(model, save_directory, **options)
     if packed and options.get("is_main_process", True) and folder.is_dir():
-        _write_note(folder / _CARD)
+        write_note(folder / _CARD)
 
 
 def _refuse_own_source(model: "PreTrainedModel", folder: Path) -> None:
@@ -155,7 +155,8 @@ def _plain_config(model: "PreTrainedModel") -> Iterator[None]:
             config.quantization_config = kept
 
 
-def _write_note(card: Path) -> None:
+def write_note(card: Path) -> None:
+    """Say in `card`, a model card that need not be there yet, what loading the folder takes."""
     text = card.read_text(encoding="utf-8") if card.exists() else _FRONT_MATTER
     if "import t2n_hf" not in text:
         card.write_text(f"{text.rstrip()}\n\n{NOTE}" if card.exists() else text + NOTE, encoding="utf-8")

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from t2n_hf.dtypes import dtype_named
+from t2n_hf.hf.key_map import map_keys
 from t2n_hf.store.checkpoint import ByteRange, CheckpointIndex
 
 if TYPE_CHECKING:
@@ -61,26 +60,8 @@ class CheckpointSources:
     def of(self, name: str) -> Sequence[tuple[str, str]]:
         """Give (pattern, key) of every tensor of the checkpoint that goes into parameter `name`, in loading order."""
         if self._by_target is None:
-            self._by_target = self._map_keys()
+            self._by_target = map_keys(self._model, self._quantizer, self.index).by_target
         return self._by_target.get(name, ())
-
-    def _map_keys(self) -> dict[str, list[tuple[str, str]]]:
-        """Do what the loader does with names: the same renamings and converters, in the same order."""
-        rules = get_model_conversion_mapping(self._model, None, self._quantizer)
-        renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-        order = {pattern: i for rule in converters for i, pattern in enumerate(rule.source_patterns)}
-        known = self._model.state_dict()
-        prefix = self._model.base_model_prefix
-        found: dict[str, list[tuple[str, str]]] = {}
-        for key in sorted(self.index, key=dot_natural_key):
-            target, pattern = rename_source_key(key, renamings, converters, prefix, known)
-            if target not in known and key in known:
-                target, pattern = rename_source_key(key, [], [], prefix, known)
-            found.setdefault(target, []).append((pattern or key, key))
-        for entries in found.values():
-            entries.sort(key=lambda entry: order.get(entry[0], 0))  # stable: the order within a pattern stays
-        return found
 
     @staticmethod
     def torch_dtype(byte_range: ByteRange) -> torch.dtype:
