@@ -15,7 +15,14 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from t2n_hf.errors import UnsupportedOpError
-from t2n_hf.tensor.quant.q4_0_blocks import BLOCK_VALUES, blocks_from_quants, dequantize_quants, quants_of, scales_of
+from t2n_hf.tensor.quant.q4_0_blocks import (
+    BLOCK_VALUES,
+    blocks_from_quants,
+    dequantize_quants,
+    quants_of,
+    scale_raised,
+    scales_of,
+)
 
 __all__ = ["Int4Kernel", "KernelLayout", "TorchInt4Kernel", "int4_kernel", "int4_kernel_report", "required_kernel"]
 
@@ -50,6 +57,9 @@ class Int4Kernel(Protocol):
 
     def unpack(self, layout: KernelLayout, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Give quants, uint8 (rows, K/32, 32), and scales, f16 (rows, K/32), of rows start..stop; start % 64 == 0."""
+
+    def dense(self, layout: KernelLayout, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """Give the values of rows start..stop, exact in f32, then rounded to `dtype`: (rows, K); start % 64 == 0."""
 
     def gather(self, layout: KernelLayout, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Give quants, uint8 (T, K/32, 32), and scales, f16 (T, K/32), of the rows at `rows`, i64 (T,)."""
@@ -110,6 +120,17 @@ class TorchInt4Kernel:
         quants = columns.transpose(1, 2).reshape(end - start, -1, BLOCK_VALUES)
         return quants[: stop - start], _join_scales(layout.scales[:, start:stop])
 
+    def dense(self, layout: KernelLayout, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        """Give the values of rows start..stop, exact in f32, then rounded to `dtype`: (rows, K); start % 64 == 0."""
+        half, end = self.width // 2, -(-stop // self.width) * self.width
+        packed = self._grouped(layout.packed[start:end]).transpose(1, 2).contiguous().bitwise_xor_(0x88)
+        groups, _, columns = packed.shape
+        scales = _exact_scales(layout.scales[:, start:end]).T.contiguous().view(groups, 2, half, -1)
+        values = torch.empty(groups, 2, half, columns, dtype=dtype, device=packed.device)
+        scale_raised(packed << 4, scales[:, 0], dtype, out=values[:, 0])
+        scale_raised(packed.bitwise_and_(0xF0), scales[:, 1], dtype, out=values[:, 1])
+        return values.view(-1, columns)[: stop - start]
+
     def gather(self, layout: KernelLayout, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Give quants, uint8 (T, K/32, 32), and scales, f16 (T, K/32), of the rows at `rows`, i64 (T,)."""
         half = self.width // 2
@@ -124,18 +145,28 @@ class TorchInt4Kernel:
 
 
 def _split_scales(scales: torch.Tensor) -> torch.Tensor:
-    """(rows, groups) f16 -> (groups, rows, 2) bf16: the rounded scale, and what rounding took away, made tiny."""
+    """(rows, groups) f16 -> (groups, rows, 2) bf16: the rounded scale, and what rounding took away, made tiny.
+
+    Where it took nothing, what is kept is a zero of the scale's own sign: the sum of both then has the sign of -0.0.
+    """
     exact = scales.float()
     rounded = exact.to(torch.bfloat16)
     residual = (exact - rounded.float()) * _RESIDUAL_FACTOR
+    residual = torch.where(residual == 0, exact * 0.0, residual)
     return torch.stack((rounded, residual.to(torch.bfloat16)), dim=-1).transpose(0, 1)
+
+
+def _exact_scales(pairs: torch.Tensor) -> torch.Tensor:
+    """Undo `_split_scales` exactly: (groups, rows, 2) bf16 -> (groups, rows) f32."""
+    # A bf16 number is the upper half of the f32 of the same value; of a pair, the first is the lower half in memory.
+    both = pairs.view(torch.int32).squeeze(-1)
+    rounded, residual = (both << 16).view(torch.float32), (both & -65536).view(torch.float32)
+    return rounded.add_(residual, alpha=1 / _RESIDUAL_FACTOR)
 
 
 def _join_scales(pairs: torch.Tensor) -> torch.Tensor:
     """Undo `_split_scales` exactly: (groups, rows, 2) bf16 -> (rows, groups) f16."""
-    rounded, residual = pairs[..., 0].float(), pairs[..., 1].float() / _RESIDUAL_FACTOR
-    # -0.0 + 0.0 is 0.0: the sign of a zero scale would be lost.
-    return torch.where(residual == 0, rounded, rounded + residual).to(torch.float16).transpose(0, 1).contiguous()
+    return _exact_scales(pairs).to(torch.float16).T.contiguous()
 
 
 def _probe(kernel: TorchInt4Kernel) -> str | None:

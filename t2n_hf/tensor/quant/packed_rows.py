@@ -11,14 +11,14 @@ from t2n_hf.tensor.opaque import OpaqueTensor, materialise
 
 __all__ = ["CHUNK_VALUES", "ROW_MULTIPLE", "PackedRows", "row_chunks"]
 
-# Values that are dense at once while a weight is read: 2 MiB in f32, which stays in a core's cache.
-CHUNK_VALUES: Final = 1 << 19
+# Values that are dense at once while a weight is read: few enough for a cache, enough rows for a fast product.
+CHUNK_VALUES: Final = 1 << 20
 # Chunks start at multiples of this row: a kernel's layout is read from there.
 ROW_MULTIPLE: Final = 64
 
 
 def row_chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    """Split `rows` of `columns` values into ranges of about half a million values, starting at multiples of 64."""
+    """Split `rows` of `columns` values into ranges of about a million values, starting at multiples of 64."""
     step = max(ROW_MULTIPLE, CHUNK_VALUES // max(1, columns) // ROW_MULTIPLE * ROW_MULTIPLE)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)

@@ -17,15 +17,18 @@ __all__ = [
     "BLOCK_NBYTES",
     "BLOCK_VALUES",
     "blocks_from_quants",
+    "dequantize_blocks",
     "dequantize_quants",
     "quantize_rows",
     "quants_of",
+    "scale_raised",
     "scales_of",
 ]
 
 BLOCK_VALUES: Final = 32
 BLOCK_NBYTES: Final = 18
 _HALF: Final = BLOCK_VALUES // 2
+_HIGH_NIBBLES: Final = 0xF0F0F0F0F0F0F0F0 - (1 << 64)
 
 
 def blocks_from_quants(quants: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -54,8 +57,35 @@ def dequantize_quants(quants: torch.Tensor, scales: torch.Tensor, dtype: torch.d
 
     `quants` is uint8 (..., K/32, 32) and is overwritten, `scales` f16 (..., K/32); the result is (..., K).
     """
-    values = quants.view(torch.int8).sub_(8).float().mul_(scales.float().unsqueeze(-1))
-    return values.flatten(-2).to(dtype)
+    raised = quants.bitwise_left_shift_(4).bitwise_xor_(0x80)
+    return scale_raised(raised.flatten(-2), scales.float(), dtype)
+
+
+def dequantize_blocks(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Compute the values of `blocks` (..., K/32, 18) in f32, where it is exact, then round to `dtype`: (..., K)."""
+    packed = blocks[..., 2:].contiguous().bitwise_xor_(0x88).view(torch.int64)
+    # Eight bytes at a time: loops over the sixteen of half a block would be too short to be fast.
+    raised = packed.new_empty(*packed.shape[:-1], 2, packed.shape[-1])
+    torch.bitwise_and(packed << 4, _HIGH_NIBBLES, out=raised[..., 0, :])
+    torch.bitwise_and(packed, _HIGH_NIBBLES, out=raised[..., 1, :])
+    return scale_raised(raised.flatten(-3).view(torch.uint8), scales_of(blocks).float(), dtype)
+
+
+def scale_raised(
+    raised: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Give the values (..., K) of quants in raised form, in `dtype`, which is that of `out` (any strides).
+
+    Raised form is a byte whose upper half is the quant with its first bit turned: as a signed number that is
+    16 * (q - 8), so that a shift or a mask of a packed byte, and no subtraction, gives the quant. `raised` is uint8 or
+    int8 (..., K), contiguous; `scales` f32 (..., K/32).
+    """
+    values = out if out is not None and dtype is torch.float32 else torch.empty_like(raised, dtype=torch.float32)
+    values.copy_(raised.view(torch.int8))
+    values.unflatten(-1, (-1, BLOCK_VALUES)).mul_((scales / 16).unsqueeze(-1))
+    if out is None:
+        return values.to(dtype)
+    return out if values is out else out.copy_(values)
 
 
 def _signed_maximum(values: torch.Tensor) -> torch.Tensor:

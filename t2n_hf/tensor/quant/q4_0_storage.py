@@ -10,6 +10,7 @@ from t2n_hf.tensor.quant.q4_0_blocks import (
     BLOCK_NBYTES,
     BLOCK_VALUES,
     blocks_from_quants,
+    dequantize_blocks,
     dequantize_quants,
     quants_of,
     scales_of,
@@ -91,7 +92,11 @@ class BlockStorage:
 
     def dense_rows(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Dequantize rows start..stop of a 2-D weight: (rows, K) in `dtype`."""
-        return dequantize_quants(*self.read(start, stop), dtype)
+        held = self.held
+        if not isinstance(held, KernelLayout):
+            return dequantize_blocks(held[start:stop], dtype)
+        skipped = start % ROW_MULTIPLE
+        return required_kernel().dense(held, start - skipped, stop, dtype)[skipped:]
 
     def gather(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Dequantize the rows at `rows`, i64 (T,), of a 2-D weight: (T, K). Raises IndexError outside 0..N-1."""
@@ -100,8 +105,7 @@ class BlockStorage:
             if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.rows:
                 raise IndexError(f"index out of range: rows {int(rows.min())} to {int(rows.max())} of {self.rows}")
             return dequantize_quants(*required_kernel().gather(held, rows), dtype)
-        blocks = held.index_select(0, rows)
-        return dequantize_quants(quants_of(blocks), scales_of(blocks), dtype)
+        return dequantize_blocks(held.index_select(0, rows), dtype)
 
     def dense(self, out: torch.Tensor) -> torch.Tensor:
         """Dequantize the whole weight into `out`, in chunks."""
