@@ -9,6 +9,7 @@ from t2n_hf.contract import OffloadState
 from t2n_hf.errors import FormatError
 from t2n_hf.hf.stored import StoredForm
 from t2n_hf.store.checkpoint import ByteRange
+from t2n_hf.tensor.contents import RangeContent, rebuilt_rows, row_parts_of
 from t2n_hf.tensor.opaque import OpaqueTensor
 
 __all__ = ["StoredParts"]
@@ -47,9 +48,17 @@ class StoredParts:
         rebuilt: torch.Tensor = self._kind.from_offload_state(state, device)
         return rebuilt
 
-    def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
-        """Not done for packed weights: only their class knows what a row is."""
-        return None
+    def gather(self, rows: Sequence[int], shape: torch.Size) -> torch.Tensor | None:
+        """Read the rows of the parts that the class says have some, and rebuild a weight of these alone."""
+        names = row_parts_of(self._kind, self._form.meta, shape)
+        if not names:
+            return None
+        tensors = {
+            name: RangeContent([part], part.shape).gather(rows, shape) if name in names else part.read()
+            for name, part in self._ranges.items()
+        }
+        state = {"tag": self._form.tag, "tensors": tensors, "meta": dict(self._form.meta)}
+        return rebuilt_rows(self._kind, state, len(rows), shape)
 
     def advise(self) -> None:
         """Let the system read ahead in the user's files."""

@@ -20,7 +20,7 @@ from t2n_hf.errors import CheckpointNotFoundError, FormatError, StorageError
 from t2n_hf.store.header import load_json_object, parse_header
 from t2n_hf.store.memory import aligned_buffer, bytes_of, read_at
 
-__all__ = ["ByteRange", "CheckpointFile", "CheckpointIndex"]
+__all__ = ["ByteRange", "CheckpointFile", "CheckpointIndex", "read_ranges"]
 
 _READ_NBYTES: Final = 256 << 20  # one read call moves less than 2 GiB, and a signal waits for it
 _INDEX_SUFFIX: Final = ".safetensors.index.json"
@@ -69,8 +69,7 @@ class CheckpointFile:
 
     def verify(self, what: str = "") -> None:
         """Raise StorageError when the file was written to (size or time) since it was opened, or was closed."""
-        if not self._finalizer.alive:
-            raise StorageError(f"{self.path}{what}: the file was closed; load the checkpoint again")
+        self._check_open(what)
         now = _stamp(self._fd)
         if now != self._stamp:
             raise StorageError(
@@ -80,7 +79,19 @@ class CheckpointFile:
 
     def read_into(self, view: memoryview, offset: int, what: str = "") -> None:
         """Fill `view` with the bytes at `offset`. Raises StorageError on a short read, I/O error or changed file."""
+        self.read_pieces([(view, offset)], what)
+
+    def read_pieces(self, pieces: Iterable[tuple[memoryview, int]], what: str = "") -> None:
+        """Fill each view with the bytes at its offset; whether the file changed is asked once, when all are read.
+
+        Raises StorageError as `read_into` does. The views then hold anything.
+        """
+        self._check_open(what)
+        for view, offset in pieces:
+            self._fill(view, offset, what)
         self.verify(what)
+
+    def _fill(self, view: memoryview, offset: int, what: str) -> None:
         done = 0
         while done < len(view):
             part = view[done : done + _READ_NBYTES]
@@ -89,9 +100,13 @@ class CheckpointFile:
             except OSError as error:
                 raise StorageError(error.errno, f"cannot read {self.path}{what}: {error.strerror}") from error
             if got == 0:
+                self.verify(what)
                 raise StorageError(f"{self.path}{what} is truncated: no byte at {offset + done}; fetch the file again")
             done += got
-        self.verify(what)
+
+    def _check_open(self, what: str) -> None:
+        if not self._finalizer.alive:
+            raise StorageError(f"{self.path}{what}: the file was closed; load the checkpoint again")
 
     def map_pages(self, offset: int, nbytes: int, what: str = "") -> mmap.mmap:
         """Map bytes, private and copy on write; `offset` is a multiple of the page size. Raises StorageError."""
@@ -205,6 +220,22 @@ class ByteRange:
     def verify(self) -> None:
         """Raise StorageError when the file was written to since it was opened."""
         self.file.verify(self._what)
+
+
+def read_ranges(ranges: Iterable[ByteRange], buffer: torch.Tensor) -> None:
+    """Read ranges one after the other into `buffer` (uint8, 1-D, CPU), each file being checked once.
+
+    Raises StorageError.
+    """
+    view, place = bytes_of(buffer), 0
+    pieces: dict[CheckpointFile, list[tuple[memoryview, int]]] = {}
+    names: dict[CheckpointFile, str] = {}
+    for part in ranges:
+        pieces.setdefault(part.file, []).append((view[place : place + part.nbytes], part.offset))
+        names.setdefault(part.file, part._what)
+        place += part.nbytes
+    for file, wanted in pieces.items():
+        file.read_pieces(wanted, names[file])
 
 
 class CheckpointIndex(Mapping[str, ByteRange]):

@@ -1,7 +1,7 @@
 """Plain tensors as bytes, and bytes as tensors."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from t2n_hf.errors import FormatError
 from t2n_hf.store.recycled import recycled_buffer
 
-__all__ = ["ALIGNMENT", "aligned_buffer", "bytes_of", "read_at", "tensor_chunks"]
+__all__ = ["ALIGNMENT", "aligned_buffer", "bytes_of", "read_at", "runs_of", "tensor_chunks"]
 
 ALIGNMENT: Final = 64
 _CHUNK_NBYTES: Final = 64 << 20
@@ -59,3 +59,14 @@ def read_at(fd: int, part: memoryview, offset: int) -> int:
     data = os.pread(fd, len(part), offset)
     part[: len(data)] = data
     return len(data)
+
+
+def runs_of(rows: Iterable[int]) -> list[tuple[int, int]]:
+    """Join ascending row numbers to runs of neighbours, (first, last + 1) each, which are read at once."""
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and runs[-1][1] == row:
+            runs[-1] = (runs[-1][0], row + 1)
+        else:
+            runs.append((row, row + 1))
+    return runs

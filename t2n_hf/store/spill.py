@@ -6,7 +6,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import torch
 
 from t2n_hf.errors import StorageError
-from t2n_hf.store.memory import ALIGNMENT, aligned_buffer, bytes_of, read_at, tensor_chunks
+from t2n_hf.store.memory import ALIGNMENT, aligned_buffer, bytes_of, read_at, runs_of, tensor_chunks
 from t2n_hf.store.state import StoredState
 
 __all__ = ["Spill", "SpillRange"]
@@ -43,9 +43,28 @@ class SpillRange:
         self._state = state
         self.nbytes = sum(part.nbytes for part in parts)
 
+    @property
+    def meta(self) -> Mapping[str, Any] | None:
+        """The meta of a state; None for a plain tensor, whose one part is called ""."""
+        return None if self._state is None else self._state[1]
+
     def read(self) -> Any:  # noqa: ANN401 - what was put: a tensor or a state
         """Return what was put, in fresh memory (64-byte aligned, CPU). Raises StorageError."""
-        tensors = {part.name: self._read(part) for part in self._parts}
+        return self._made_of({part.name: self._read(part) for part in self._parts})
+
+    def read_rows(self, rows: Sequence[int], names: Collection[str]) -> Any:  # noqa: ANN401 - as `read`
+        """Return what was put, the parts called `names` cut to `rows` (ascending) of their first axis.
+
+        Of these parts nothing else is read. Raises StorageError.
+        """
+        runs = runs_of(rows)
+        tensors = {
+            part.name: self._read_rows(part, runs, len(rows)) if part.name in names else self._read(part)
+            for part in self._parts
+        }
+        return self._made_of(tensors)
+
+    def _made_of(self, tensors: dict[str, torch.Tensor]) -> Any:  # noqa: ANN401 - a tensor or a state
         if self._state is None:
             return tensors[""]
         tag, meta = self._state
@@ -59,6 +78,16 @@ class SpillRange:
         buffer = aligned_buffer(part.nbytes)
         self._spill._read_into(bytes_of(buffer), self._offset + part.offset)
         return buffer.view(part.dtype).view(part.shape)
+
+    def _read_rows(self, part: _Part, runs: Sequence[tuple[int, int]], count: int) -> torch.Tensor:
+        row = part.nbytes // part.shape[0]
+        buffer = aligned_buffer(row * count)
+        view, place = bytes_of(buffer), self._offset + part.offset
+        for start, stop in runs:
+            nbytes = (stop - start) * row
+            self._spill._read_into(view[:nbytes], place + start * row)
+            view = view[nbytes:]
+        return buffer.view(part.dtype).view(count, *part.shape[1:])
 
 
 class Spill:

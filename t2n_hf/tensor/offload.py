@@ -16,9 +16,10 @@ from t2n_hf.errors import ConfigError, InPlaceError
 from t2n_hf.registry import class_of_tag
 from t2n_hf.residency import ServingPool, TensorResidencyPool, active_scope
 from t2n_hf.store.checkpoint import ByteRange
+from t2n_hf.tensor.contents import MemoryContent, RangeContent
 from t2n_hf.tensor.persist import run_on_copies
 from t2n_hf.tensor.rows import embedding_of_rows, item_of_rows
-from t2n_hf.tensor.stored import MemoryContent, RangeContent, StoredSource
+from t2n_hf.tensor.stored import StoredSource
 from t2n_hf.tensor.transposed import TransposedTensor
 from t2n_hf.tensor.wrapper import OpaqueTensor, opaque_to_final_tensor
 
@@ -239,9 +240,8 @@ class OffloadedTensor(OpaqueTensor):
     def _rows(self, rows: Sequence[int]) -> torch.Tensor | None:
         """Read rows at ascending indices alone; None when the whole value is at hand or has to be read."""
         pool, target = self._pool_now()
-        if self.inner_class is not None or (pool is not None and pool.is_resident(self._source)):
-            return None
-        return self._source.gather(rows, target)
+        at_hand = pool is not None and pool.is_resident(self._source)
+        return None if at_hand else self._source.gather(rows, target)
 
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return F.linear(x, self.reload(), bias)

@@ -38,16 +38,28 @@ def _whole_number(head: Any) -> Any:  # noqa: ANN401 - any index
 def item_of_rows(index: Any, count: int, read: RowReader) -> torch.Tensor | None:  # noqa: ANN401 - any index
     """Compute `tensor[index]` of a tensor with `count` rows, when `index` begins with a number or a slice of rows.
 
-    None when it does not, when all rows are needed, or when rows cannot be read.
+    A tensor of row numbers will do when it is all of the index. None when it is something else, when most rows are
+    needed, or when rows cannot be read. Of a packed tensor the rows are packed, and give what the class gives.
     """
     head, rest = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
     head = _whole_number(head)
     if isinstance(head, int) and -count <= head < count:
         rows = read([head % count])
-        return None if rows is None else rows[(0, *rest)]
+        return None if rows is None else rows[(0, *rest) if rest else 0]
     if isinstance(head, slice):
         wanted = range(count)[head]
         if 0 < len(wanted) < count and wanted.step > 0:
             rows = read(wanted)
-            return None if rows is None else rows[(slice(None), *rest)]
+            return None if rows is None else rows[(slice(None), *rest) if rest else slice(None)]
+    if isinstance(head, torch.Tensor) and not rest and head.dtype in (torch.int64, torch.int32):
+        return _chosen(head, count, read)
     return None
+
+
+def _chosen(index: torch.Tensor, count: int, read: RowReader) -> torch.Tensor | None:
+    unique, places = torch.unique(torch.where(index < 0, index + count, index), return_inverse=True)
+    wanted = unique.tolist()
+    if not wanted or 2 * len(wanted) > count or wanted[0] < 0 or wanted[-1] >= count:
+        return None
+    rows = read(wanted)
+    return None if rows is None else rows[places.to(rows.device)]

@@ -9,160 +9,26 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakValueDictionary
 
 import torch
 
 from t2n_hf.contract import SupportsOffloadState
-from t2n_hf.dtypes import dtype_named
-from t2n_hf.errors import FormatError, InPlaceError, StorageError, UnsupportedOpError
-from t2n_hf.store.checkpoint import ByteRange
+from t2n_hf.errors import InPlaceError, StorageError, UnsupportedOpError
 from t2n_hf.store.memory import aligned_buffer
-from t2n_hf.store.spill import Spill, SpillRange
+from t2n_hf.store.spill import Spill
+from t2n_hf.tensor.contents import Content, MemoryContent, SpillContent
 from t2n_hf.tensor.wrapper import OpaqueTensor
 
 if TYPE_CHECKING:
     from t2n_hf.residency import TensorResidencyPool
 
-__all__ = ["Content", "MemoryContent", "RangeContent", "SpillContent", "StoredSource", "shared_spill", "spilled"]
+__all__ = ["StoredSource", "shared_spill", "spilled"]
 
 _NUMBERS: Final = itertools.count()
 _SPILLS: Final[WeakValueDictionary[tuple[int, str], Spill]] = WeakValueDictionary()
 _SPILLS_LOCK: Final = threading.Lock()
-
-
-class Content(Protocol):
-    """Values at rest. `kind` is the class of a packed value, None for a plain tensor; `nbytes` its size at rest."""
-
-    @property
-    def kind(self) -> type[OpaqueTensor] | None:
-        """Class of the value that `read` gives, None for a plain tensor."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the value that `read` gives."""
-
-    def read(self, device: torch.device) -> torch.Tensor:
-        """Give the value; a packed one on `device`, a plain one on the CPU or `device`. Raises StorageError."""
-
-    def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
-        """Give the rows (of the first axis) at ascending indices, reading nothing else; None when that cannot be."""
-
-    def advise(self) -> None:
-        """Tell the system that all of it is read soon. Does nothing where that cannot be told."""
-
-
-@final
-class RangeContent:
-    """One or more ranges of safetensors files whose bytes, one after the other, are those of a tensor of `shape`.
-
-    Raises FormatError when they are not as many as the shape needs.
-    """
-
-    kind = None
-
-    def __init__(self, ranges: Sequence[ByteRange], shape: Sequence[int]) -> None:
-        self.ranges = tuple(ranges)
-        self.shape = torch.Size(shape)
-        self.dtype: torch.dtype = getattr(torch, dtype_named(self.ranges[0].dtype).torch)
-        self.nbytes = sum(part.nbytes for part in self.ranges)
-        wanted = self.shape.numel() * self.dtype.itemsize
-        if self.nbytes != wanted or len({part.dtype for part in self.ranges}) != 1:
-            kinds = ", ".join(sorted({part.dtype for part in self.ranges}))
-            raise FormatError(
-                f"{self.ranges[0].name!r} and {len(self.ranges) - 1} more ranges hold {self.nbytes} bytes of {kinds}; "
-                f"a tensor of shape {tuple(self.shape)} and {self.dtype} takes {wanted}"
-            )
-
-    def read(self, device: torch.device) -> torch.Tensor:
-        """Read all of it."""
-        if len(self.ranges) == 1:
-            return self.ranges[0].read().view(self.shape)
-        return _read_parts(self.ranges, self.nbytes, self.dtype).view(self.shape)
-
-    def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
-        """Read runs of neighbouring rows at once."""
-        count = self.shape[0] if self.shape else 0
-        if not count or (len(self.ranges) != 1 and len(self.ranges) % count):
-            return None
-        wide = len(self.ranges) // count
-        parts: list[ByteRange] = []
-        for start, stop in _runs(rows):
-            if len(self.ranges) == 1:
-                parts.append(self.ranges[0].rows(start, stop))
-            else:
-                parts.extend(self.ranges[start * wide : stop * wide])
-        nbytes = self.nbytes // count * len(rows)
-        return _read_parts(parts, nbytes, self.dtype).view(len(rows), *self.shape[1:])
-
-    def advise(self) -> None:
-        """Let the system read ahead in the user's files."""
-        for part in self.ranges:
-            part.advise()
-
-
-def _read_parts(parts: Sequence[ByteRange], nbytes: int, dtype: torch.dtype) -> torch.Tensor:
-    buffer = aligned_buffer(nbytes)
-    place = 0
-    for part in parts:
-        part.read(buffer[place : place + part.nbytes])
-        place += part.nbytes
-    return buffer.view(dtype)
-
-
-def _runs(rows: Sequence[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for row in rows:
-        if runs and runs[-1][1] == row:
-            runs[-1] = (runs[-1][0], row + 1)
-        else:
-            runs.append((row, row + 1))
-    return runs
-
-
-@final
-class SpillContent:
-    """A tensor or a packed state in a spill."""
-
-    def __init__(self, stored: SpillRange, kind: type[OpaqueTensor] | None) -> None:
-        self._stored = stored
-        self.kind = kind
-        self.nbytes = stored.nbytes
-
-    def read(self, device: torch.device) -> torch.Tensor:
-        """Read all of it; a packed class rebuilds itself from its state."""
-        found = self._stored.read()
-        return found if self.kind is None else self.kind.from_offload_state(found, device)  # type: ignore[attr-defined]
-
-    def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
-        """Not done for spills."""
-        return None
-
-    def advise(self) -> None:
-        """Let the system read ahead in the spill."""
-        self._stored.advise()
-
-
-@final
-class MemoryContent:
-    """A tensor that stays where it is and is shown in another dtype."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor.detach()
-        self.kind = type(tensor) if isinstance(tensor, OpaqueTensor) else None
-        self.nbytes = tensor.opaque_nbytes if isinstance(tensor, OpaqueTensor) else tensor.nbytes
-
-    def read(self, device: torch.device) -> torch.Tensor:
-        """Give the tensor itself: the source copies it."""
-        return self._tensor
-
-    def gather(self, rows: Sequence[int]) -> torch.Tensor | None:
-        """Copy the rows of a plain tensor."""
-        return self._tensor[torch.as_tensor(rows, device=self._tensor.device)] if self.kind is None else None
-
-    def advise(self) -> None:
-        """Do nothing: the values are in memory."""
 
 
 def shared_spill(folder: str | Path | None) -> Spill:
@@ -268,7 +134,7 @@ class StoredSource:
         """Read the rows at ascending indices and nothing else; None when that cannot be done."""
         with torch.inference_mode(False), torch.no_grad():
             try:
-                found = self._content.gather(rows)
+                found = self._content.gather(rows, self.shape)
             except StorageError as error:
                 raise self._named(error) from error
             return None if found is None else found.to(device=device, dtype=self.dtype)

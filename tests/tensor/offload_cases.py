@@ -34,18 +34,18 @@ def checkpoint(folder):
 
 
 class Readings:
-    """Counts the bytes that reach `CheckpointFile.read_into` of one file."""
+    """Counts the bytes that reach `CheckpointFile.read_pieces` of one file."""
 
     def __init__(self, byte_range, monkeypatch):
         self.nbytes = 0
         file = byte_range.file
-        original = file.read_into
+        original = file.read_pieces
 
-        def counted(view, *args):
-            self.nbytes += len(view)
-            return original(view, *args)
+        def counted(pieces, *args):
+            self.nbytes += sum(len(view) for view, _ in pieces)
+            return original(pieces, *args)
 
-        monkeypatch.setattr(file, "read_into", counted)
+        monkeypatch.setattr(file, "read_pieces", counted)
 
     def take(self):
         taken, self.nbytes = self.nbytes, 0
