@@ -48,17 +48,12 @@ def _set_row(weight: torch.Tensor, zeros: torch.Tensor) -> None:
     weight[0] = 0
 
 
-def _set_data(weight: torch.Tensor, zeros: torch.Tensor) -> None:
-    weight.data = zeros
-
-
 # Ways to write to a weight, or to a view of it.
 _WRITES: Final[dict[str, Callable[[torch.Tensor, torch.Tensor], Any]]] = {
     "copy_": lambda weight, zeros: weight.copy_(zeros),
     "mul_": lambda weight, zeros: weight.mul_(2),
     "zero_": lambda weight, zeros: weight.zero_(),
     "set_": lambda weight, zeros: weight.set_(zeros),  # type: ignore[call-overload]
-    "data": _set_data,
     "data.mul_": lambda weight, zeros: weight.data.mul_(2),
     "init.normal_": lambda weight, zeros: nn.init.normal_(weight),
     "out": lambda weight, zeros: torch.add(zeros, 1, out=weight),

@@ -51,6 +51,20 @@ PUBLIC = {
         "set_opaque_tensor_in_params_as_ref",
         "trace_tensor_device_for_func",
     },
+    "t2n_hf.tensor.quant": {
+        "BitPacking",
+        "QScalePerGroupF16",
+        "QScheme",
+        "QTensor",
+        "QTensorTract",
+        "QTensorTractQ81",
+        "QTensorTractScaleOnly",
+        "TernaryTensor",
+        "U8Compressor",
+        "ZlibCompression",
+        "fp_to_tract_q4_0_with_min_max_calibration",
+        "qscale_per_group_f16_min_max_calibration",
+    },
     "t2n_hf.testing": {"ModelConformance", "WeightFormatConformance"},
 }
 

@@ -43,7 +43,7 @@ def environment(tmp_path: Path) -> Path:
 
 def test_the_plugin_of_the_text_builds_and_conforms(tmp_path, environment):
     names = written_from((ROOT / "plugins" / "README.md").read_text(), tmp_path / "source")
-    assert names == ["pyproject.toml", "src/t2n_hf_ternary/__init__.py", "tests/test_ternary.py"]
+    assert names == ["pyproject.toml", "src/t2n_hf_signs/__init__.py", "tests/test_signs.py"]
     installed(tmp_path / "source", environment)
     tests = tmp_path / "source" / "tests"
     done = run(sys.executable, "-m", "pytest", "-q", "-W", "error", tests, path=environment, cwd=tests)
@@ -70,7 +70,7 @@ def test_a_plugin_is_found_by_its_entry_point_alone(tmp_path, environment):
 
 def test_a_plugin_that_does_not_load_is_named_and_hurts_nobody_else(tmp_path, environment):
     written_from((ROOT / "plugins" / "README.md").read_text(), tmp_path / "source")
-    module = tmp_path / "source" / "src" / "t2n_hf_ternary" / "__init__.py"
+    module = tmp_path / "source" / "src" / "t2n_hf_signs" / "__init__.py"
     module.write_text("import a_module_that_is_not_there\n")
     installed(tmp_path / "source", environment)
     program = (
@@ -80,35 +80,35 @@ def test_a_plugin_that_does_not_load_is_named_and_hurts_nobody_else(tmp_path, en
         "with warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
         "    try:\n"
-        "        format_class('ternary')\n"
+        "        format_class('signs')\n"
         "    except KeyError as error:\n"
         "        print(error)\n"
         "print(caught[0].message)\n"
-        "print([p.error for p in list_plugins() if p.short == 'ternary'])\n"
+        "print([p.error for p in list_plugins() if p.short == 'signs'])\n"
     )
     done = run(sys.executable, "-c", program, path=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "t2n-hf-ternary 0.1.0 declares it but does not load" in done.stdout
+    assert "t2n-hf-signs 0.1.0 declares it but does not load" in done.stdout
     assert "ModuleNotFoundError" in done.stdout
 
 
 def test_two_plugins_with_one_tag_are_both_named(tmp_path, environment):
-    for name in ("t2n-hf-ternary", "t2n-hf-other"):
+    for name in ("t2n-hf-signs", "t2n-hf-other"):
         source = tmp_path / name
         written_from((ROOT / "plugins" / "README.md").read_text(), source)
-        text = (source / "pyproject.toml").read_text().replace('name = "t2n-hf-ternary"', f'name = "{name}"')
-        text = text.replace("t2n_hf_ternary:Ternary", f"{name.replace('-', '_')}:Ternary")
+        text = (source / "pyproject.toml").read_text().replace('name = "t2n-hf-signs"', f'name = "{name}"')
+        text = text.replace("t2n_hf_signs:Signs", f"{name.replace('-', '_')}:Signs")
         (source / "pyproject.toml").write_text(text)
-        if name != "t2n-hf-ternary":
-            (source / "src" / "t2n_hf_ternary").rename(source / "src" / name.replace("-", "_"))
+        if name != "t2n-hf-signs":
+            (source / "src" / "t2n_hf_signs").rename(source / "src" / name.replace("-", "_"))
         installed(source, environment)
     program = (
         "from t2n_hf.registry import format_class\n"
         "try:\n"
-        "    format_class('ternary')\n"
+        "    format_class('signs')\n"
         "except ValueError as error:\n"
         "    print(error)\n"
     )
     done = run(sys.executable, "-c", program, path=environment, cwd=tmp_path)
-    assert "t2n-hf-ternary 0.1.0" in done.stdout, done.stderr
+    assert "t2n-hf-signs 0.1.0" in done.stdout, done.stderr
     assert "t2n-hf-other 0.1.0" in done.stdout

@@ -1,6 +1,7 @@
-"""Q4_0 passes the suite that every plugin runs."""
+"""The classes of this package pass the suite that every plugin runs."""
 
 from t2n_hf.tensor import QTensorTractScaleOnly
+from t2n_hf.tensor.quant import QTensorTractQ81, TernaryTensor
 from t2n_hf.testing import ModelConformance, WeightFormatConformance
 
 
@@ -10,3 +11,21 @@ class TestQ40(WeightFormatConformance):
 
 class TestModelsOfQ40(ModelConformance):
     weight_format = QTensorTractScaleOnly
+
+
+class TestQ81(WeightFormatConformance):
+    weight_format = QTensorTractQ81
+    max_relative_error = 0.006
+
+
+class TestModelsOfQ81(ModelConformance):
+    weight_format = QTensorTractQ81
+
+
+class TestTernary(WeightFormatConformance):
+    weight_format = TernaryTensor
+    max_relative_error = 0.45
+
+
+class TestModelsOfTernary(ModelConformance):
+    weight_format = TernaryTensor

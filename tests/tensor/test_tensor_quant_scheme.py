@@ -7,7 +7,7 @@ from torch import nn
 
 from t2n_hf.errors import ConfigError, InPlaceError, QuantizationError, UnsupportedOpError
 from t2n_hf.tensor import QScalePerGroupF16, QTensor
-from t2n_hf.tensor.quant.scheme import QScheme, U8Compressor
+from t2n_hf.tensor.quant import QScheme, U8Compressor
 
 
 class PairsInOneByte(U8Compressor):

@@ -1,12 +1,32 @@
 """Quantized tensors (8 bits or fewer) under schemes that torch has not.
 
-`q4_0` is what models are quantized to, with its `q4_0_blocks`, `q4_0_storage` and fast `kernels`. `qtensor` and
-`scheme` (u8 values under a quantization scheme) are the classes that torch_to_nnef has for this: `q4_0` keeps their
-interface, a new format needs neither.
+Classes that models are quantized to: `q4_0` (with `q4_0_blocks`, `q4_0_storage` and fast `kernels`), `q8_1` and
+`ternary`. What they share is in `packed_rows` and `packed_blocks`. `qtensor`, `scheme`, `compressors` (u8 values under
+any scheme) and `min_max` are what torch_to_nnef has for this: a new format needs none of them.
 """
 
+from t2n_hf.tensor.quant.compressors import BitPacking, U8Compressor, ZlibCompression
+from t2n_hf.tensor.quant.min_max import (
+    fp_to_tract_q4_0_with_min_max_calibration,
+    qscale_per_group_f16_min_max_calibration,
+)
 from t2n_hf.tensor.quant.q4_0 import QTensorTractScaleOnly
+from t2n_hf.tensor.quant.q8_1 import QTensorTractQ81
 from t2n_hf.tensor.quant.qtensor import QTensor, QTensorTract
-from t2n_hf.tensor.quant.scheme import QScalePerGroupF16, QScheme, U8Compressor
+from t2n_hf.tensor.quant.scheme import QScalePerGroupF16, QScheme
+from t2n_hf.tensor.quant.ternary import TernaryTensor
 
-__all__ = ["QScalePerGroupF16", "QScheme", "QTensor", "QTensorTract", "QTensorTractScaleOnly", "U8Compressor"]
+__all__ = [
+    "BitPacking",
+    "QScalePerGroupF16",
+    "QScheme",
+    "QTensor",
+    "QTensorTract",
+    "QTensorTractQ81",
+    "QTensorTractScaleOnly",
+    "TernaryTensor",
+    "U8Compressor",
+    "ZlibCompression",
+    "fp_to_tract_q4_0_with_min_max_calibration",
+    "qscale_per_group_f16_min_max_calibration",
+]

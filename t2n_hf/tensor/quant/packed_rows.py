@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from t2n_hf.errors import UnsupportedOpError
-from t2n_hf.tensor.opaque import OpaqueTensor, materialise
+from t2n_hf.tensor.fallback import materialise
+from t2n_hf.tensor.wrapper import OpaqueTensor
 
 __all__ = ["CHUNK_VALUES", "ROW_MULTIPLE", "PackedRows", "row_chunks"]
 

@@ -6,7 +6,6 @@ place of the blocks and never beside them; canonical blocks come back from it bi
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
@@ -17,6 +16,7 @@ from t2n_hf.dtypes import dtype_named, dtype_of
 from t2n_hf.errors import ConfigError, FormatError, QuantizationError
 from t2n_hf.nnef.dat import Payload, q4_0_payload
 from t2n_hf.tensor.opaque import overriding_compute
+from t2n_hf.tensor.quant.compressors import U8Compressor
 from t2n_hf.tensor.quant.kernels import KernelLayout, int4_kernel, int4_kernel_report, required_kernel
 from t2n_hf.tensor.quant.packed_rows import PackedRows, row_chunks
 from t2n_hf.tensor.quant.q4_0_blocks import (
@@ -29,7 +29,7 @@ from t2n_hf.tensor.quant.q4_0_blocks import (
 )
 from t2n_hf.tensor.quant.q4_0_storage import BlockStorage
 from t2n_hf.tensor.quant.qtensor import QTensorTract
-from t2n_hf.tensor.quant.scheme import QScalePerGroupF16, QScheme, U8Compressor
+from t2n_hf.tensor.quant.scheme import QScalePerGroupF16, QScheme
 from t2n_hf.tensor.transposed import TransposedTensor
 
 __all__ = ["QTensorTractScaleOnly"]
@@ -227,10 +227,6 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
                 yield memoryview(flat[start : start + _PAYLOAD_CHUNK_BYTES].cpu().numpy()).cast("B")  # type: ignore[arg-type]
 
         return q4_0_payload(tuple(weight.shape), chunks)
-
-    def write_in_file(self, dirpath: str | Path, label: str) -> None:
-        """Write `<dirpath>/<label>.dat` as tract reads it."""
-        self.write_offload_state_in_file(self.to_offload_state(), dirpath, label)
 
     # ---- values ---------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """QTensor: an opaque tensor whose values are small unsigned integers under a quantization scheme."""
 
 import copy
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,19 +9,26 @@ from typing import Any
 import torch
 from typing_extensions import Self
 
-from t2n_hf.errors import UnsupportedOpError
-from t2n_hf.tensor.opaque import OpaqueTensor
-from t2n_hf.tensor.quant.scheme import QScheme, U8Compressor
+from t2n_hf.contract import OffloadState, SupportsOffloadState
+from t2n_hf.dtypes import dtype_named, dtype_of
+from t2n_hf.errors import FormatError, UnsupportedOpError
+from t2n_hf.tensor.quant.compressors import U8Compressor
+from t2n_hf.tensor.quant.described import Described
+from t2n_hf.tensor.quant.scheme import QScheme
+from t2n_hf.tensor.wrapper import OpaqueTensor
 
 __all__ = ["QTensor", "QTensorTract"]
 
 
-class QTensor(OpaqueTensor):
+class QTensor(OpaqueTensor, SupportsOffloadState):
     """Common interface of quantized tensors; by itself, u8 values under any `QScheme`, through any `U8Compressor`.
 
-    Formats with a layout of their own (`QTensorTractScaleOnly`) derive from it and keep their own parts.
+    It can be offloaded and saved when its scheme and its compressors have names, see `Described`; then its state holds
+    `u8`, and the tensors of the scheme and of compressor i as `scheme_*` and `compressor<i>_*`. Every use makes all of
+    it dense. Formats with a layout of their own (`QTensorTractScaleOnly`) derive from it and keep their own parts.
     """
 
+    OFFLOAD_STATE_TAG = "t2n_hf.qtensor.v1"
     u8_blob: torch.Tensor
     qscheme: QScheme  # type: ignore[assignment]  # torch has a method of this name, for its own quantized tensors
     u8_compressors: list[U8Compressor]
@@ -58,11 +66,13 @@ class QTensor(OpaqueTensor):
         return self.dtype
 
     def decompress_to_u8(self) -> torch.Tensor:
-        """Give the u8 values, uint8, of this shape."""
+        """Give the u8 values, uint8, of this shape. Raises FormatError when compressors give another number of them."""
         values = self.u8_blob
         for compressor in reversed(self.u8_compressors):
             values = compressor.decompress(values)
-        return values
+        if values.numel() != math.prod(self.shape):
+            raise FormatError(f"{self.name or 'a QTensor'} of shape {tuple(self.shape)} holds {values.numel()} values")
+        return values.reshape(self.shape)
 
     def decompress(self) -> torch.Tensor:
         """Give the float values, in `dequant_to_dtype`."""
@@ -77,6 +87,59 @@ class QTensor(OpaqueTensor):
         raise UnsupportedOpError(
             f"{type(self).__name__} has no form of its own in NNEF; use QTensorTractScaleOnly, or its dense values"
         )
+
+    # ---- SupportsOffloadState -------------------------------------------------------------------------------------
+
+    def to_offload_state(self) -> OffloadState:
+        """Give the u8 values as they are held, and what scheme and compressors are.
+
+        Raises UnsupportedOpError when one of them has no name, or for a class that derives from this one and has no
+        state of its own.
+        """
+        if "OFFLOAD_STATE_TAG" not in type(self).__dict__:
+            raise UnsupportedOpError(
+                f"{type(self).__name__} derives from QTensor and does not say its own state; give it an "
+                "OFFLOAD_STATE_TAG, to_offload_state() and from_offload_state()"
+            )
+        holders: list[tuple[str, Described]] = [("scheme", self.qscheme)]
+        holders += [(f"compressor{place}", compressor) for place, compressor in enumerate(self.u8_compressors)]
+        tensors = {f"{prefix}_{key}": part for prefix, held in holders for key, part in held.tensors().items()}
+        meta = {
+            "dtype": dtype_of(self.dtype).torch,
+            "shape": list(self.shape),
+            "scheme": self.qscheme.description(),
+            "compressors": [compressor.description() for compressor in self.u8_compressors],
+        }
+        return OffloadState(tag=self.OFFLOAD_STATE_TAG, tensors={"u8": self.u8_blob, **tensors}, meta=meta)
+
+    @classmethod
+    def from_offload_state(cls, state: OffloadState, target_device: Any = None) -> Self:  # noqa: ANN401
+        """Rebuild the tensor over the state's own tensors, or over copies on `target_device`.
+
+        Raises FormatError when parts are missing or do not fit together, or nothing in this process has a name that is
+        in it.
+        """
+        meta, tensors = state["meta"], dict(state["tensors"])
+        if target_device is not None:
+            tensors = {key: part.to(target_device) for key, part in tensors.items()}
+        blob, shape, listed = tensors.get("u8"), meta.get("shape"), meta.get("compressors")
+        if blob is None or blob.dtype is not torch.uint8 or not _is_shape(shape) or not isinstance(listed, list):
+            raise FormatError(
+                f"a QTensor state holds a part 'u8', uint8, and in its meta dtype, shape, scheme and compressors; got "
+                f"parts {sorted(tensors)} and {sorted(meta)}"
+            )
+        dtype = getattr(torch, dtype_named(str(meta.get("dtype", "float32"))).torch)
+        result = cls._shell(shape, dtype, blob.device)
+        result.u8_blob = blob
+        result.qscheme = QScheme.rebuilt(meta.get("scheme"), _tensors_of("scheme", tensors))
+        result.u8_compressors = [
+            U8Compressor.rebuilt(described, _tensors_of(f"compressor{place}", tensors))
+            for place, described in enumerate(listed)
+        ]
+        result.decompress_to_u8()  # what does not fit together is found here, not at the first use
+        return result
+
+    # ---- what OpaqueTensor asks for -------------------------------------------------------------------------------
 
     def _to_base_tensor(self) -> torch.Tensor:
         return self.decompress()
@@ -96,9 +159,22 @@ class QTensor(OpaqueTensor):
     @property
     def opaque_nbytes(self) -> int:
         """Bytes of the u8 values and of what the scheme holds."""
-        parts: Sequence[torch.Tensor] = [*self._parts().values(), *self.qscheme.tensors().values()]
-        return sum(part.nbytes for part in parts)
+        holders: Sequence[Described] = [self.qscheme, *self.u8_compressors]
+        held = [part for holder in holders for part in holder.tensors().values()]
+        return sum(part.nbytes for part in [*self._parts().values(), *held])
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(length, int) and length >= 0 for length in value)
+
+
+def _tensors_of(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key.removeprefix(f"{prefix}_"): part for key, part in tensors.items() if key.startswith(f"{prefix}_")}
 
 
 class QTensorTract(QTensor):
     """All quantized tensors that have a block format of their own in tract's `.dat` files."""
+
+    def write_in_file(self, dirpath: str | Path, label: str) -> None:
+        """Write `<dirpath>/<label>.dat` as tract reads it."""
+        self.write_offload_state_in_file(self.to_offload_state(), dirpath, label)
