@@ -1,71 +1,140 @@
-"""Where a parameter lives. What a device map sends to "disk" is kept from transformers and accelerate.
+"""Where each weight lives: what a device map says, with tied weights in one place.
 
-Their own disk offload throws quantized results away, resaves what it cannot index, and leaves parameters on meta. So
-they are shown a map in which "disk" is the device that computes, and what was asked for is remembered here.
+transformers' and accelerate's own offload throws quantized results away, resaves what it cannot index, and leaves
+parameters on meta. So they are shown a map with one device, and what was asked for is remembered here.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Collection, Mapping
+from typing import Any, Final, TypeAlias
 
 import torch
+from torch import nn
 
-__all__ = ["DISK", "Placement"]
+from t2n_hf.errors import ConfigError
+from t2n_hf.hf.machine import device_named
+
+__all__ = ["CPU", "DISK", "PLANNED_MAPS", "Placement", "Where", "checked_map"]
 
 DISK: Final = "disk"
-_CPU: Final = "cpu"
-Where = str | int | torch.device
+CPU: Final = "cpu"
+PLANNED_MAPS: Final = ("auto", "balanced", "balanced_low_0", "sequential")
+Where: TypeAlias = str | int | torch.device
+
+
+def _normal(where: Where) -> Where:
+    """Write the CPU, however it is named, as "cpu"."""
+    return CPU if isinstance(where, torch.device) and where.type == CPU else where
+
+
+def checked_map(device_map: Mapping[Any, Any]) -> dict[str, Where]:
+    """Copy a map. Raises ConfigError when it is not one from names to devices that exist."""
+    for name, where in device_map.items():
+        is_place = isinstance(where, (str, int, torch.device)) and not isinstance(where, bool)
+        if not isinstance(name, str) or not is_place:
+            raise ConfigError(f'device_map has {name!r}: {where!r}; expected a module\'s name and a device, or "disk"')
+        if where != DISK:
+            device_named(where)
+    return dict(device_map)
 
 
 class Placement:
     """The device map that the user meant: with "disk", and with tied weights in one place.
 
-    A map may come twice: the user's own (a dict), and the one that "auto" was resolved to.
+    A map may come twice: the user's own (a dict), and the one that "auto" was resolved to. `limits` are bytes by
+    device.
     """
 
     def __init__(self) -> None:
         self.asked: dict[str, Where] = {}
-        self.max_memory: dict[str | int, int] = {}
+        self.limits: dict[Where, int] = {}
         self._groups: Mapping[str, tuple[str, ...]] = {}
 
     def take(self, device_map: Mapping[str, Where]) -> dict[str, Any]:
-        """Remember `device_map`; return the map to show to transformers, without "disk". Changes nothing in place."""
+        """Remember `device_map`; return the map to show to transformers. Changes nothing in place.
+
+        Where there is more than one place, weights are loaded on the CPU one by one and go from there.
+        """
         self.asked = dict(device_map)
-        computes = self.execution_device
-        return {name: computes if where == DISK else where for name, where in device_map.items()}
+        places = {_normal(where) for where in device_map.values()}
+        if len(places) == 1 and DISK not in places:
+            return dict(device_map)
+        return dict.fromkeys(device_map, CPU)
 
     def tie(self, groups: Mapping[str, tuple[str, ...]]) -> None:
         """Say which names are one weight. It is on disk only when all of its names are."""
         self._groups = groups
 
+    def complete(self, model: nn.Module) -> None:
+        """Put what the map does not name on the CPU, as transformers does."""
+        if self.asked and "" not in self.asked:
+            for path in _uncovered(model, self.asked, self._groups):
+                self.asked[path] = CPU
+
     @property
     def execution_device(self) -> Where:
-        """Where weights on disk are computed with: the first accelerator in the map, else the CPU."""
-        devices = [where for where in self.asked.values() if str(where) not in (DISK, _CPU)]
-        return devices[0] if devices else _CPU
+        """Where offloaded weights are computed with: the first accelerator in the map, else the CPU."""
+        devices = [where for where in map(_normal, self.asked.values()) if where not in (DISK, CPU)]
+        return devices[0] if devices else CPU
+
+    @property
+    def main_device(self) -> torch.device:
+        """The same as a device."""
+        return device_named(self.execution_device)
 
     @property
     def uses_disk(self) -> bool:
         """Whether anything is mapped to disk."""
         return DISK in self.asked.values()
 
+    @property
+    def moves(self) -> bool:
+        """Whether weights go to an accelerator after they were loaded on the CPU."""
+        return self.execution_device != CPU and len({_normal(where) for where in self.asked.values()}) > 1
+
+    def where(self, name: str) -> Where:
+        """Say where the weight `name` lives; of several tied names the one that is nearest to where it computes."""
+        places = [where for where in map(self._said, self._groups.get(name, (name,))) if where is not None]
+        return min(places or [CPU], key=lambda where: (where == DISK, where == CPU))
+
     def on_disk(self, name: str) -> bool:
         """Say whether the parameter `name` stays on disk."""
-        return self.uses_disk and all(self._mapped_to_disk(other) for other in self._groups.get(name, (name,)))
+        return self.where(name) == DISK
 
-    def _mapped_to_disk(self, name: str) -> bool:
-        return self._where(name) == DISK
+    def in_ram(self, name: str) -> bool:
+        """Say whether the parameter `name` waits in memory for an accelerator that computes with it."""
+        return self.execution_device != CPU and self.where(name) == CPU
+
+    def device_of(self, name: str) -> torch.device:
+        """Say which device computes with the weight, or the module, `name`."""
+        where = self.where(name)
+        return self.main_device if where in (DISK, CPU) else device_named(where)
 
     def true_map(self) -> dict[str, Any]:
         """Give the map with "disk" in it, modules that are tied to a weight in memory set right."""
         result = dict(self.asked)
-        for name, group in self._groups.items():
-            module = name.rpartition(".")[0]
-            if self._mapped_to_disk(name) and not self.on_disk(name):
-                other = next(o for o in group if not self._mapped_to_disk(o))
-                result[module] = self._where(other)
+        for name in self._groups:
+            said = self._said(name)
+            if said is not None and said != self.where(name):
+                result[name.rpartition(".")[0]] = self.where(name)
         return result
 
-    def _where(self, name: str) -> Where:
+    def _said(self, name: str) -> Where | None:
         while name and name not in self.asked:
             name = name.rpartition(".")[0]
-        return self.asked.get(name, _CPU)
+        found = self.asked.get(name)
+        return None if found is None else _normal(found)
+
+
+def _uncovered(model: nn.Module, device_map: Collection[str], groups: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Name the modules with weights or buffers that no entry of the map covers, nor one of a tied name."""
+
+    def covers(name: str) -> bool:
+        return any(f"{name}.".startswith(f"{key}.") for key in device_map)
+
+    found = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        own = [*module._parameters, *module._buffers]
+        names = [f"{path}.{leaf}" if path else leaf for leaf in own]
+        if any(not any(covers(other) for other in groups.get(name, (name,))) for name in names):
+            found.append(path)
+    return found

@@ -1,7 +1,7 @@
 """One load: turns each weight that arrives into what was planned for it, and puts it where the device map says."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from t2n_hf.errors import FormatError, T2NError
 from t2n_hf.hf.config import T2NConfig
 from t2n_hf.hf.device_map import Placement
 from t2n_hf.hf.disk_sources import StoredParts
+from t2n_hf.hf.needs import Weight, stays_in_memory
 from t2n_hf.hf.plan import Choice, Plan
 from t2n_hf.hf.sources import CheckpointSources, MappedPages, total_nbytes
 from t2n_hf.hf.stored import StoredForm, StoredForms, key_of_part
@@ -25,15 +26,7 @@ from t2n_hf.tensor.transposed import TransposedTensor
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Placing", "parameter_of", "quantized", "stays_in_memory"]
-
-# A vector is read with nearly every token and costs more to look up than to keep.
-_KEPT_NBYTES: Final = 16 << 10
-
-
-def stays_in_memory(value: torch.Tensor) -> bool:
-    """Say whether a plain weight is kept in memory even when its module is mapped to disk."""
-    return value.dim() < 2 and value.nbytes <= _KEPT_NBYTES
+__all__ = ["Placing", "parameter_of", "quantized"]
 
 
 def parameter_of(tensor: torch.Tensor, name: str) -> nn.Parameter:
@@ -88,7 +81,52 @@ class Placing:
         choice = self.plan.get(name)
         if choice is None or name in self.released or self.packed:
             return False
-        return choice.format is not None or self.placement.on_disk(name)
+        return choice.format is not None or self.placement.on_disk(name) or self.placement.moves
+
+    # ---- before loading -------------------------------------------------------------------------------------------
+
+    def describe(self, names: tuple[str, ...], parameter: torch.Tensor) -> Weight:
+        """Say what the parameter with these names (more than one when it is tied) will take, exactly."""
+        name, dtype = names[0], parameter.dtype
+        shape = tuple(parameter.shape)
+        choice = self.plan.get(name, Choice())
+        fast = self.config.compute == "fast"
+        form = next(filter(None, map(self.form_of, names)), None) if self.packed else None
+        if form is not None:
+            nbytes = self._stored_resident_nbytes(names, form, shape)
+            rows = self._kind_of(form.tag).row_parts(form.meta, shape)
+            parts = shape[0] if rows and (len(shape) > 2 or not fast) else 1
+            return Weight(names=names, nbytes=nbytes, parts=parts, spilled=nbytes if fast else 0)
+        if choice.format is not None and not self.packed:
+            nbytes = choice.nbytes(shape, self.config.compute) or 0
+            rows = choice.format.row_parts({}, shape)
+            parts = shape[0] if rows and (len(shape) > 2 or not (fast or choice.transposed)) else 1
+            return Weight(names=names, nbytes=nbytes, parts=parts, spilled=nbytes)
+        nbytes = parameter.numel() * dtype.itemsize
+        if stays_in_memory(parameter):
+            return Weight(names=names, nbytes=nbytes, kept=True, mapped=True)
+        ranges = self._stored_ranges(names)
+        cast = any(self.sources is not None and self.sources.torch_dtype(r) != dtype for r in ranges)
+        parts = max(1, shape[0]) if len(shape) > 1 else 1
+        return Weight(names=names, nbytes=nbytes, parts=parts, spilled=0 if ranges else nbytes, mapped=not cast)
+
+    def _stored_ranges(self, names: tuple[str, ...]) -> list[ByteRange]:
+        if self.sources is None or not self.placement.asked:
+            return []
+        return [self.sources.index[key] for name in names for _, key in self.sources.of(name)]
+
+    def _stored_resident_nbytes(self, names: tuple[str, ...], form: StoredForm, shape: tuple[int, ...]) -> int:
+        kind = self._kind_of(form.tag)
+        if self.config.compute == "fast" and issubclass(kind, WeightFormat):
+            return kind.resident_nbytes(shape, self.config.compute)
+        return max((self.stored_nbytes(name) or 0 for name in names), default=0)
+
+    def _kind_of(self, tag: str) -> Any:  # noqa: ANN401 - a class with an offload state
+        if tag not in self.kinds:
+            self.kinds[tag] = class_of_tag(tag)
+        return self.kinds[tag]
+
+    # ---- as weights arrive ----------------------------------------------------------------------------------------
 
     def place(self, name: str, value: torch.Tensor, key: str | None = None) -> torch.Tensor:
         """Turn a loaded value into its parameter. `key` is its name in the checkpoint when it was only renamed.
@@ -200,10 +238,8 @@ class Placing:
             raise FormatError(
                 f"{name}: the checkpoint has parts {', '.join(sorted(parts))}; config.json says {expected}"
             )
-        if form.tag not in self.kinds:
-            self.kinds[form.tag] = class_of_tag(form.tag)
         state = OffloadState(tag=form.tag, tensors=parts, meta=dict(form.meta))
-        packed: Any = self.kinds[form.tag].from_offload_state(state, None)
+        packed: Any = self._kind_of(form.tag).from_offload_state(state, None)
         if packed.shape != wanted.shape:
             raise FormatError(f"{name}: stored with shape {tuple(packed.shape)}, the model has {tuple(wanted.shape)}")
         if self.placement.on_disk(name):

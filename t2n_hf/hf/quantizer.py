@@ -1,6 +1,7 @@
 """The quantizer that transformers calls while it loads and saves a model with a T2NConfig."""
 
 import copy
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,18 +17,21 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 
 from t2n_hf.errors import T2NError
+from t2n_hf.hf.cache_size import cache_nbytes_of
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
 from t2n_hf.hf.conversions import PlaceWeights, RebuildWeights, is_ours, with_parts
-from t2n_hf.hf.device_map import DISK, Placement
+from t2n_hf.hf.device_map import Placement, checked_map
 from t2n_hf.hf.hooks import attach_pool, offloaded_parameters
+from t2n_hf.hf.infer import infer_map
 from t2n_hf.hf.materialize import materialize
-from t2n_hf.hf.placing import Placing, stays_in_memory
-from t2n_hf.hf.plan import Choice, Plan, make_plan, tied_groups
+from t2n_hf.hf.needs import ModelNeeds, needs_of
+from t2n_hf.hf.placing import Placing
+from t2n_hf.hf.plan import Plan, make_plan, tied_groups
+from t2n_hf.hf.preflight import PlacementReport, preflight
 from t2n_hf.hf.report import CoverageReport, coverage_of
 from t2n_hf.hf.saving import adopt, packed_state_dict
 from t2n_hf.hf.sources import CheckpointSources, MappedPages
 from t2n_hf.hf.stored import StoredForms
-from t2n_hf.hf.weights import held_nbytes
 from t2n_hf.store.checkpoint import CheckpointIndex
 
 if TYPE_CHECKING:
@@ -42,7 +46,7 @@ COVERAGE_THRESHOLD: Final = 0.5
 class T2NQuantizer(HfQuantizer):
     """Loads, quantizes, offloads and saves. Made by from_pretrained, one for each model; kept as `model.hf_quantizer`.
 
-    `plan` says for each parameter what was chosen and why.
+    `plan` says for each parameter what was chosen and why, `placement` what sits where.
     """
 
     requires_calibration = False
@@ -51,7 +55,9 @@ class T2NQuantizer(HfQuantizer):
     def __init__(self, quantization_config: T2NConfig, **kwargs: object) -> None:
         super().__init__(copy.deepcopy(quantization_config), **kwargs)
         self.plan: Plan = {}
+        self.placement: PlacementReport | None = None
         self.source_files: tuple[Path, ...] = ()
+        self._needs = ModelNeeds(())
         self._placement = Placement()
         self._dtype = torch.get_default_dtype()
         self._placing: Placing | None = None
@@ -67,7 +73,31 @@ class T2NQuantizer(HfQuantizer):
         if "weights_only" in kwargs:  # the first call: the map is the user's own
             self._compare_with_requested()
         elif isinstance(device_map, dict):
-            device_map.update(self._placement.take(device_map))
+            planned = device_map if self._placing is None else self._inferred(self._placing.model)
+            shown = self._placement.take(planned)
+            device_map.clear()
+            device_map.update(shown)
+            self._check()
+
+    def _inferred(self, model: "PreTrainedModel") -> dict[str, Any]:
+        return infer_map(
+            model,
+            self._needs,
+            self._placement.limits,
+            no_split=model._no_split_modules or (),
+            readahead_nbytes=self.quantization_config.readahead_bytes,
+        )
+
+    def _check(self) -> None:
+        """Refuse what cannot fit, before anything is loaded."""
+        config = self.quantization_config
+        if self._placing is not None:
+            self.placement = preflight(
+                self._needs,
+                self._placement,
+                max_resident_bytes=config.max_resident_bytes,
+                spill_dir=config.spill_dir,
+            )
 
     def _compare_with_requested(self) -> None:
         asked = self.quantization_config.requested
@@ -82,8 +112,8 @@ class T2NQuantizer(HfQuantizer):
             )
 
     def update_device_map(self, device_map: Any) -> Any:  # noqa: ANN401 - whatever transformers takes
-        """Take "disk" out of a copy of the user's map."""
-        return self._placement.take(device_map) if isinstance(device_map, dict) else device_map
+        """Take "disk" out of a copy of the user's map. Raises ConfigError for a device that is not there."""
+        return self._placement.take(checked_map(device_map)) if isinstance(device_map, dict) else device_map
 
     def update_attn_implementation(self, config: Any) -> Any:  # noqa: ANN401
         """Have fused experts computed one by one: the grouped kernels would need all of them dense at once."""
@@ -99,32 +129,18 @@ class T2NQuantizer(HfQuantizer):
         return dtype
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
-        """Note the limits: what resident weights leave of the CPU's is the budget for those on disk.
-
-        When the model does not fit, the map is made with less: vectors and buffers stay in memory wherever their
-        module is mapped to, and would be missing from what the largest module on disk needs.
-        """
-        self._placement.max_memory = dict(max_memory)
-        if self._placing is None or "cpu" not in max_memory:
-            return max_memory
-        total, kept = self._planned_nbytes(self._placing.model)
-        allowed = sum(limit for device, limit in max_memory.items() if device != DISK)
-        return max_memory if total <= allowed else {**max_memory, "cpu": max(0, max_memory["cpu"] - kept)}
-
-    def _planned_nbytes(self, model: "PreTrainedModel") -> tuple[int, int]:
-        """Bytes of the model as planned, and of that what is in memory in any case."""
-        buffers = sum(buffer.nbytes for buffer in model.buffers())
-        total = kept = buffers
-        for name, parameter in model.named_parameters():
-            nbytes = round(self.param_element_size(model, name, parameter) * parameter.numel())
-            total += nbytes
-            kept += nbytes if stays_in_memory(parameter) else 0
-        return total, kept
+        """Note the limits. The map that transformers makes of them is replaced by ours, see `validate_environment`."""
+        self._placement.limits = {device: int(limit) for device, limit in max_memory.items()}
+        return {"cpu": sys.maxsize}
 
     # ---- the empty model ------------------------------------------------------------------------------------------
 
     def _process_model_before_weight_loading(
-        self, model: "PreTrainedModel", checkpoint_files: list[str] | None = None, **kwargs: object
+        self,
+        model: "PreTrainedModel",
+        checkpoint_files: list[str] | None = None,
+        device_map: object = None,
+        **kwargs: object,
     ) -> None:
         self._placement.tie(tied_groups(model))
         self.plan = make_plan(model, self.quantization_config)
@@ -142,6 +158,14 @@ class T2NQuantizer(HfQuantizer):
             pages=MappedPages(files),
             sources=None if index is None else CheckpointSources(index, model, self),
         )
+        config = self.quantization_config
+        cache = cache_nbytes_of(model, config.max_length, config.batch_size, self._dtype)
+        self._needs = needs_of(model, self._placing.describe, tied_groups(model), cache)
+        if isinstance(device_map, dict):
+            self._placement.complete(model)
+            device_map.update(self._placement.take(self._placement.asked))
+        if not isinstance(device_map, str):
+            self._check()
 
     def param_needs_quantization(self, model: "PreTrainedModel", param_name: str, **kwargs: object) -> bool:
         """Say whether the parameter passes through PlaceWeights: it is to be quantized, or to stay on disk."""
@@ -149,12 +173,9 @@ class T2NQuantizer(HfQuantizer):
 
     def param_element_size(self, model: "PreTrainedModel", param_name: str, param: torch.Tensor) -> float:
         """Bytes per element that the parameter will take, exactly: device maps are planned with it."""
-        if self.pre_quantized:
-            nbytes = None if self._placing is None else self._placing.stored_nbytes(param_name)
-        else:
-            choice = self.plan.get(param_name, Choice())
-            nbytes = choice.nbytes(param.shape, self.quantization_config.compute)
-        return param.element_size() if nbytes is None else nbytes / max(1, param.numel())
+        if self._placing is None:
+            return param.element_size()
+        return self._placing.describe((param_name,), param).nbytes / max(1, param.numel())
 
     def get_quantize_ops(self) -> PlaceWeights:
         """Give the operation for weights that `param_needs_quantization`."""
@@ -203,23 +224,13 @@ class T2NQuantizer(HfQuantizer):
         if self._placement.uses_disk:
             model.hf_device_map = self._placement.true_map()  # type: ignore[assignment]
         if offloaded_parameters(model):
-            attach_pool(model, self._budget(model))
+            attach_pool(model, next(iter(self.placement.budgets.values()), 0) if self.placement else 0)
         # Saving reverses what loading did to names; the parts of packed weights are no part of that.
         rules: Any = model._weight_conversions
         model._weight_conversions = [rule for rule in rules if not is_ours(rule)]  # type: ignore[assignment]
         adopt(model)
         self._warn_if_little(coverage_of(model, self.plan))
         return model
-
-    def _budget(self, model: "PreTrainedModel") -> int:
-        limit = self.quantization_config.max_resident_bytes
-        if limit is not None:
-            return limit
-        allowed = self._placement.max_memory.get("cpu")
-        if allowed is None:
-            return 0
-        resident = sum(held_nbytes(p) for p in model.parameters()) + sum(b.nbytes for b in model.buffers())
-        return max(0, int(allowed) - resident)
 
     def _warn_if_little(self, report: CoverageReport) -> None:
         config = self.quantization_config

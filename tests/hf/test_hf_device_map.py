@@ -20,7 +20,7 @@ def test_the_longest_name_decides():
 
 def test_an_accelerator_computes_when_there_is_one():
     placement = Placement()
-    assert placement.take({"a": "disk", "b": 0, "c": "cpu"}) == {"a": 0, "b": 0, "c": "cpu"}
+    assert placement.take({"a": "disk", "b": 0, "c": "cpu"}) == {"a": "cpu", "b": "cpu", "c": "cpu"}
     assert placement.execution_device == 0
     placement.take({"": "disk"})
     assert placement.execution_device == "cpu"
