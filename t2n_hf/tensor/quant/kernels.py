@@ -19,7 +19,6 @@ from t2n_hf.tensor.quant.q4_0_blocks import (
     BLOCK_VALUES,
     blocks_from_quants,
     dequantize_quants,
-    quants_of,
     scale_raised,
     scales_of,
 )
@@ -32,7 +31,8 @@ _ROW_MULTIPLE: Final = 64
 # adds to the weight. It is at most 2^-8 of the scale, so times 2^-40 it is far below what bf16 sums can show.
 _RESIDUAL_FACTOR: Final = 2.0**-40
 # Rows packed at once: bounds the transient to a few MiB at the widths that models have.
-_PACK_ROWS: Final = 1024
+_PACK_ROWS: Final = 512
+_LOW_NIBBLES: Final = 0x0F0F0F0F0F0F0F0F
 
 
 class KernelLayout(NamedTuple):
@@ -96,21 +96,26 @@ class TorchInt4Kernel:
         scales = blocks.new_zeros(groups, padded, 2, dtype=torch.bfloat16)
         for start in range(0, padded, _PACK_ROWS):
             part = blocks[start : start + _PACK_ROWS]
-            quants = quants_of(part).flatten(-2)
-            missing = min(start + _PACK_ROWS, padded) - start - quants.shape[0]
-            quants = torch.nn.functional.pad(quants, (0, 0, 0, missing), value=8) if missing else quants
-            packed[start : start + quants.shape[0]] = self._pack_quants(quants)
+            stop = min(start + _PACK_ROWS, padded)
+            self._pack_quants(part[..., 2:], packed[start:stop])
             scales[:, start : start + part.shape[0]] = _split_scales(scales_of(part))
         return KernelLayout(packed, scales)
 
-    def _pack_quants(self, quants: torch.Tensor) -> torch.Tensor:
-        rows, columns = quants.shape
-        halves = quants.view(rows // self.width, 2, self.width // 2, columns)
-        return (halves[:, 0] | halves[:, 1] << 4).transpose(1, 2).reshape(rows, columns // 2)
+    def _pack_quants(self, quants: torch.Tensor, out: torch.Tensor) -> None:
+        """Repack the quants of blocks, uint8 (rows, K/32, 16), into `out`, uint8 (rows padded with 8, K/2)."""
+        count, blocks, _ = quants.shape
+        # Eight bytes at a time, as in q4_0_blocks: q[i] and q[i + 16] of a row become q[i] of two rows, and q[i + 16].
+        bytes_ = torch.full((out.shape[0], blocks, BLOCK_VALUES // 2), 0x88, dtype=torch.uint8, device=out.device)
+        bytes_[:count] = quants
+        first, second = bytes_.view(torch.int64).view(-1, 2, self.width // 2, blocks, 2).unbind(1)
+        low = (first & _LOW_NIBBLES).bitwise_or_((second & _LOW_NIBBLES) << 4)
+        high = (first >> 4).bitwise_and_(_LOW_NIBBLES).bitwise_or_(second & ~_LOW_NIBBLES)
+        target = out.view(-1, blocks, 2, BLOCK_VALUES // 2, self.width // 2)
+        for half, values in enumerate((low, high)):
+            target[:, :, half] = values.view(torch.uint8).permute(0, 2, 3, 1)
 
     def _grouped(self, packed: torch.Tensor) -> torch.Tensor:
-        half = self.width // 2
-        return packed.view(-1, packed.shape[0] * packed.shape[1] // (packed.shape[0] // self.width) // half, half)
+        return packed.view(-1, packed.shape[1] * 2, self.width // 2)
 
     def unpack(self, layout: KernelLayout, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Give quants, uint8 (rows, K/32, 32), and scales, f16 (rows, K/32), of rows start..stop; start % 64 == 0."""
@@ -123,7 +128,8 @@ class TorchInt4Kernel:
     def dense(self, layout: KernelLayout, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         """Give the values of rows start..stop, exact in f32, then rounded to `dtype`: (rows, K); start % 64 == 0."""
         half, end = self.width // 2, -(-stop // self.width) * self.width
-        packed = self._grouped(layout.packed[start:end]).transpose(1, 2).contiguous().bitwise_xor_(0x88)
+        packed = self._grouped(layout.packed[start:end]).transpose(1, 2)
+        packed = packed.clone(memory_format=torch.contiguous_format).bitwise_xor_(0x88)
         groups, _, columns = packed.shape
         scales = _exact_scales(layout.scales[:, start:end]).T.contiguous().view(groups, 2, half, -1)
         values = torch.empty(groups, 2, half, columns, dtype=dtype, device=packed.device)
@@ -153,7 +159,8 @@ def _split_scales(scales: torch.Tensor) -> torch.Tensor:
     rounded = exact.to(torch.bfloat16)
     residual = (exact - rounded.float()) * _RESIDUAL_FACTOR
     residual = torch.where(residual == 0, exact * 0.0, residual)
-    return torch.stack((rounded, residual.to(torch.bfloat16)), dim=-1).transpose(0, 1)
+    pairs = torch.stack((rounded, residual.to(torch.bfloat16)), dim=-1)
+    return pairs.view(torch.int32).transpose(0, 1).contiguous().view(torch.bfloat16)
 
 
 def _exact_scales(pairs: torch.Tensor) -> torch.Tensor:

@@ -28,17 +28,27 @@ __all__ = [
 BLOCK_VALUES: Final = 32
 BLOCK_NBYTES: Final = 18
 _HALF: Final = BLOCK_VALUES // 2
+# Values quantized at once: 2 MiB in f32.
+_SCRATCH_VALUES: Final = 1 << 19
 _HIGH_NIBBLES: Final = 0xF0F0F0F0F0F0F0F0 - (1 << 64)
 
 
 def blocks_from_quants(quants: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Pack `quants`, uint8 (..., K) below 16, and `scales`, f16 (..., K/32), into blocks, uint8 (..., K/32, 18)."""
-    shape = scales.shape
-    halves = quants.reshape(*shape, 2, _HALF)
-    blocks = torch.empty(*shape, BLOCK_NBYTES, dtype=torch.uint8, device=quants.device)
-    blocks[..., :2] = scales.contiguous().unsqueeze(-1).view(torch.uint8)
-    torch.bitwise_or(halves[..., 0, :], halves[..., 1, :] << 4, out=blocks[..., 2:])
+    blocks = torch.empty(*scales.shape, BLOCK_NBYTES, dtype=torch.uint8, device=quants.device)
+    _pack(quants.clone(memory_format=torch.contiguous_format), scales.contiguous(), blocks)
     return blocks
+
+
+def _pack(quants: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+    """Write blocks of `quants`, contiguous and at a multiple of 8 bytes, and `scales` into `out`."""
+    # Eight bytes at a time: loops over the sixteen of half a block would be too short to be fast. No quant reaches
+    # into its neighbour when it is shifted, as it is below 16.
+    halves = quants.view(torch.int64).view(*scales.shape, 2, _HALF // 8)
+    packed = (halves[..., 1, :] << 4).bitwise_or_(halves[..., 0, :])
+    pairs = out.view(torch.int16)
+    pairs[..., 0] = scales.view(torch.int16)
+    pairs[..., 1:] = packed.view(torch.int16)
 
 
 def scales_of(blocks: torch.Tensor) -> torch.Tensor:
@@ -63,7 +73,7 @@ def dequantize_quants(quants: torch.Tensor, scales: torch.Tensor, dtype: torch.d
 
 def dequantize_blocks(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Compute the values of `blocks` (..., K/32, 18) in f32, where it is exact, then round to `dtype`: (..., K)."""
-    packed = blocks[..., 2:].contiguous().bitwise_xor_(0x88).view(torch.int64)
+    packed = blocks[..., 2:].clone(memory_format=torch.contiguous_format).bitwise_xor_(0x88).view(torch.int64)
     # Eight bytes at a time: loops over the sixteen of half a block would be too short to be fast.
     raised = packed.new_empty(*packed.shape[:-1], 2, packed.shape[-1])
     torch.bitwise_and(packed << 4, _HIGH_NIBBLES, out=raised[..., 0, :])
@@ -90,7 +100,14 @@ def scale_raised(
 
 def _signed_maximum(values: torch.Tensor) -> torch.Tensor:
     """Give the value of largest magnitude of each block, (..., 32) -> (..., 1), the first one among equals."""
-    return values.gather(-1, values.abs().argmax(dim=-1, keepdim=True))
+    highest, lowest = values.amax(dim=-1, keepdim=True), values.amin(dim=-1, keepdim=True)
+    largest = torch.where(highest >= -lowest, highest, lowest)
+    # Few blocks hold both a value and its negative; to look for the first of them in every block would be slow.
+    both = (highest == -lowest).squeeze(-1)
+    if bool(both.any()):
+        undecided = values[both]
+        largest[both] = undecided.gather(-1, undecided.abs().argmax(dim=-1, keepdim=True))
+    return largest
 
 
 def quantize_rows(rows: torch.Tensor, name: str = "") -> torch.Tensor:
@@ -101,15 +118,30 @@ def quantize_rows(rows: torch.Tensor, name: str = "") -> torch.Tensor:
 
     Raises QuantizationError, naming `name`, for NaN, infinity, or a value beyond 8 * 65504, which no f16 scale reaches.
     """
-    values = rows.to(torch.float32).unflatten(-1, (-1, BLOCK_VALUES))
+    *lead, columns = rows.shape
+    flat = rows.reshape(-1, columns)
+    blocks = torch.empty(flat.shape[0], columns // BLOCK_VALUES, BLOCK_NBYTES, dtype=torch.uint8, device=rows.device)
+    step = max(1, _SCRATCH_VALUES // max(1, columns))
+    scratch = torch.empty(min(step, flat.shape[0]), columns, dtype=torch.float32, device=rows.device)
+    for start in range(0, flat.shape[0], step):
+        part = flat[start : start + step]
+        _quantize_values(scratch[: part.shape[0]].copy_(part), blocks[start : start + step], name)
+    return blocks.view(*lead, *blocks.shape[1:])
+
+
+def _quantize_values(values: torch.Tensor, out: torch.Tensor, name: str) -> None:
+    """Quantize `values`, f32 (rows, K), which are overwritten, into `out`, uint8 (rows, K/32, 18)."""
+    values = values.unflatten(-1, (-1, BLOCK_VALUES))
     largest = _signed_maximum(values)
     scales = (largest / -8).to(torch.float16)
     if not bool(torch.isfinite(scales).all()):
         raise _refusal(values, name)
     stored = scales.float()
     inverse = torch.where(stored == 0, stored, 1.0 / stored)
-    quants = (values * inverse).add_(8.5).clamp_(0, 15).to(torch.uint8)
-    return blocks_from_quants(quants.flatten(-2), scales.squeeze(-1))
+    # A quotient is within -13..13 even where a subnormal scale was rounded, so a signed byte holds it; torch makes
+    # those of floats ten times as fast as unsigned ones.
+    quants = values.mul_(inverse).add_(8.5).to(torch.int8).clamp_(0, 15).view(torch.uint8)
+    _pack(quants.flatten(-2), scales.squeeze(-1), out)
 
 
 def _refusal(values: torch.Tensor, name: str) -> QuantizationError:
