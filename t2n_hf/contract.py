@@ -161,7 +161,8 @@ class SupportsOffloadState:
 
         The default writes the dense values in `target.dtype`; a class with a block format of tract writes its own.
         """
-        dense = cls.from_offload_state(state, "cpu").to_base_tensor()  # type: ignore[attr-defined]
+        # In f32, and not rounded to the dtype that the weight acts as first.
+        dense = cls.from_offload_state(state, "cpu").to(torch.float32).to_base_tensor()  # type: ignore[attr-defined]
         return dense_payload(tuple(dense.shape), target.dtype, dense_chunks(dense, target.dtype))
 
     @classmethod

@@ -215,12 +215,18 @@ def _tensor_chunks(value: torch.Tensor, stored: str) -> Callable[[], Iterator[to
     wanted = getattr(torch, dtype_named(stored).torch)
 
     def chunks() -> Iterator[torch.Tensor]:
-        flat = opaque_to_final_tensor(value.detach()).cpu().contiguous().reshape(-1)
+        flat = opaque_to_final_tensor(_unrounded(value.detach())).cpu().contiguous().reshape(-1)
         cast = _Cast(flat.dtype, wanted)
         for start in range(0, flat.numel(), cast.count):
             yield cast(flat[start : start + cast.count])
 
     return chunks
+
+
+def _unrounded(value: torch.Tensor) -> torch.Tensor:
+    """Let a packed weight give its values as they are, not rounded to the dtype that it acts as."""
+    packed = isinstance(value, SupportsOffloadState) or (isinstance(value, OffloadedTensor) and value.inner_class)
+    return value.to(torch.float32) if packed else value
 
 
 def _range_chunks(source: ByteRange, stored: str) -> Callable[[], Iterator[torch.Tensor]]:

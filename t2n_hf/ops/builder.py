@@ -7,7 +7,7 @@ to tensors have the tensors' dtype, and dtypes are made equal by casts.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import sympy
 import torch
@@ -19,6 +19,9 @@ from t2n_hf.ops.dims import Length, Shape, broadcast_shapes, dim, dims, same
 from t2n_hf.ops.value import Number, Operand, Value, is_number, tract_dtype
 
 __all__ = ["Builder", "Out"]
+
+# Block formats that tract multiplies by. It fails to make a product with any other one runnable.
+_MULTIPLIED: Final = frozenset({"q4_0"})
 
 Out: TypeAlias = tuple[Iterable[Length], torch.dtype]
 
@@ -253,6 +256,10 @@ class Builder:
             # Blocks run along the axis that is summed over, in one matrix, or the format is of no use.
             if not swap or right.rank > 2:
                 self._argument(right)
+            elif right.block not in _MULTIPLIED:
+                self.forced_dense.setdefault(
+                    right.name.text, f"{self.site} multiplies by it; tract only gathers rows of {right.block}"
+                )
         if not left.dtype.is_floating_point:
             raise EmitError(f"{self.site}: tract has no product of {left.dtype} matrices; cast to float before")
         batch = broadcast_shapes(left.shape[:-2], right.shape[:-2])

@@ -5,6 +5,7 @@ The value of a weight is that of the exact path. `compute="fast"` turns the bloc
 place of the blocks and never beside them; canonical blocks come back from it bit for bit.
 """
 
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -34,6 +35,8 @@ from t2n_hf.tensor.transposed import TransposedTensor
 
 __all__ = ["QTensorTractScaleOnly"]
 
+# How the names that `platform.machine()` gives on ARM begin.
+_ARM: Final = ("arm", "aarch64")
 # Rows of x up to which the int4 product is faster than dequantizing its layout in chunks (measured: near 45).
 _FAST_ROWS: Final = 48
 _PAYLOAD_CHUNK_BYTES: Final = 8 << 20
@@ -90,8 +93,8 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
         """Quantize `fp_tensor` with the scales of `qscheme`, a QScalePerGroupF16 of 4 bits and groups of 32.
 
         `quantize` chooses the scales itself. `u8_compressors` are accepted and not needed: blocks are packed already.
-        `specific_machine` only concerns `decompress`. Raises ConfigError for another scheme, QuantizationError for a
-        shape that does not divide into groups along its last axis.
+        `specific_machine`, a name as `platform.machine()` gives it, only concerns `decompress`. Raises ConfigError for
+        another scheme, QuantizationError for a shape that does not divide into groups along its last axis.
         """
         result = super().__new__(cls, fp_tensor, qscheme, dequant_to_dtype, u8_compressors, requires_grad=requires_grad)
         if qscheme is not None:
@@ -110,6 +113,11 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
     def _over(cls, storage: BlockStorage, dtype: torch.dtype, compute: str = "exact", name: str = "") -> Self:
         result = cls._shell(storage.shape, dtype, storage.device, name)
         result._hold(storage, compute)
+        return result
+
+    def _like(self, storage: BlockStorage, dtype: torch.dtype, compute: str) -> Self:
+        result = self._over(storage, dtype, compute, self._name)
+        result.specific_machine = self.specific_machine
         return result
 
     def _hold(self, storage: BlockStorage, compute: str) -> None:
@@ -170,7 +178,7 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
         """
         if compute not in COMPUTE_MODES:
             raise ConfigError(f"compute={compute!r}; expected one of {', '.join(COMPUTE_MODES)}")
-        return self._over(self._storage, self.dtype, compute, self.name)
+        return self._like(self._storage, self.dtype, compute)
 
     @property
     def compute(self) -> str:
@@ -185,16 +193,19 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
 
     def to_offload_state(self) -> OffloadState:
         """Give the canonical blocks: shared while they are held, made again from a kernel's layout."""
-        meta = {"dtype": dtype_of(self.dtype).torch}
+        meta = {"dtype": dtype_of(self.dtype).torch, **self._machine_meta()}
         return OffloadState(tag=self.OFFLOAD_STATE_TAG, tensors={"q4_0": self._storage.canonical()}, meta=meta)
 
     def to_private_state(self) -> OffloadState:
         """Give what is held as it is, for a spill of this process: parts `packed` and `scales` in a kernel's layout."""
         held, state = self._storage.held, OffloadState(tag=self.OFFLOAD_STATE_TAG, tensors=self._parts(), meta={})
-        state["meta"].update(dtype=dtype_of(self.dtype).torch, compute=self._compute)
+        state["meta"].update(dtype=dtype_of(self.dtype).torch, compute=self._compute, **self._machine_meta())
         if isinstance(held, KernelLayout):
             state["meta"].update(kernel=int4_kernel_report(), rows=self._storage.rows)
         return state
+
+    def _machine_meta(self) -> dict[str, str]:
+        return {} if self.specific_machine is None else {"specific_machine": self.specific_machine}
 
     @classmethod
     def row_parts(cls, meta: Mapping[str, Any], shape: Sequence[int]) -> frozenset[str]:
@@ -214,7 +225,9 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
         storage = _storage_of_kernel(tensors, meta) if "kernel" in meta else _storage_of_blocks(tensors)
         if target_device is not None and torch.device(target_device) != storage.device:
             storage = BlockStorage(storage.canonical().to(target_device), storage.rows)
-        return cls._over(storage, dtype, meta.get("compute", "exact"))
+        result = cls._over(storage, dtype, meta.get("compute", "exact"))
+        result.specific_machine = meta.get("specific_machine")
+        return result
 
     @classmethod
     def dat_payload(cls, state: OffloadState, target: InferenceTarget) -> Payload:
@@ -261,8 +274,12 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
         return quants_of(self.q4_0).reshape(self.shape)
 
     def decompress(self) -> torch.Tensor:
-        """Give the values as tract computes them on `specific_machine`: in f16 on ARM, else as `to_base_tensor`."""
-        if self.specific_machine is not None and "arm" in self.specific_machine:
+        """Give the values as tract computes them: in f16 on ARM, in f32 elsewhere; then in the dtype it acts as.
+
+        The machine is `specific_machine` ("aarch64", "arm64", "armv7l", "x86_64"...), None means this one. The values
+        of `to_base_tensor`, and of every product, are those of f32 on any machine.
+        """
+        if (self.specific_machine or platform.machine()).lower().startswith(_ARM):
             return self.qscheme.dequantize(self.decompress_to_u8(), torch.float16).to(self.dtype)
         return self.to_base_tensor()
 
@@ -282,17 +299,17 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
 
     def _rebuild(self, parts: dict[str, torch.Tensor], dtype: torch.dtype) -> Self:
         held = parts["q4_0"] if "q4_0" in parts else KernelLayout(parts["packed"], parts["scales"])
-        return self._over(BlockStorage(held, self._storage.rows), dtype, self._compute, self.name)
+        return self._like(BlockStorage(held, self._storage.rows), dtype, self._compute)
 
     def _with_dtype(self, dtype: torch.dtype) -> Self:
-        return self._over(self._storage, dtype, self._compute, self.name)
+        return self._like(self._storage, dtype, self._compute)
 
     def _alias(self) -> Self:
         return self._with_dtype(self.dtype)
 
     def _to_device(self, device: torch.device) -> Self:
         moved = BlockStorage(self._storage.canonical().to(device), self._storage.rows)
-        return self._over(moved, self.dtype, self._compute, self.name)
+        return self._like(moved, self.dtype, self._compute)
 
     def _transposed(self) -> TransposedTensor:
         return TransposedTensor.over(self)
