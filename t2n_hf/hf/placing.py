@@ -111,7 +111,7 @@ class Placing:
         return Weight(names=names, nbytes=nbytes, parts=parts, spilled=0 if ranges else nbytes, mapped=not cast)
 
     def _stored_ranges(self, names: tuple[str, ...]) -> list[ByteRange]:
-        if self.sources is None or not self.placement.asked:
+        if self.sources is None:
             return []
         return [self.sources.index[key] for name in names for _, key in self.sources.of(name)]
 

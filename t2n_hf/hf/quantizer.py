@@ -158,13 +158,14 @@ class T2NQuantizer(HfQuantizer):
             pages=MappedPages(files),
             sources=None if index is None else CheckpointSources(index, model, self),
         )
+        if device_map is None:
+            return
         config = self.quantization_config
         cache = cache_nbytes_of(model, config.max_length, config.batch_size, self._dtype)
         self._needs = needs_of(model, self._placing.describe, tied_groups(model), cache)
         if isinstance(device_map, dict):
             self._placement.complete(model)
             device_map.update(self._placement.take(self._placement.asked))
-        if not isinstance(device_map, str):
             self._check()
 
     def param_needs_quantization(self, model: "PreTrainedModel", param_name: str, **kwargs: object) -> bool:
@@ -221,7 +222,7 @@ class T2NQuantizer(HfQuantizer):
         assert placing is not None
         placing.finish()
         _raise_first(placing.failures)
-        if self._placement.uses_disk:
+        if self._placement.asked:
             model.hf_device_map = self._placement.true_map()  # type: ignore[assignment]
         if offloaded_parameters(model):
             attach_pool(model, next(iter(self.placement.budgets.values()), 0) if self.placement else 0)
