@@ -8,6 +8,7 @@ from t2n_hf.ops.dims import Length, product
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.table import EMITTERS
 from t2n_hf.ops.value import Number, Value
+from t2n_hf.views import EXPANSIONS, RESHAPES, SAME, overloads_of
 
 __all__ = ["axis_of"]
 
@@ -34,8 +35,7 @@ def to(emit: Emit, x: Value | Number, *_: object, **__: object) -> Value:
     return emit.tensor(x, emit.dtype)
 
 
-@_emits(_aten.alias.default, _aten.clone.default, _aten.contiguous.default, _aten.detach.default)
-@_emits(_aten.detach_.default, _aten.lift_fresh_copy.default, _aten.lift_fresh.default, _aten.positive.default)
+@_emits(*overloads_of(SAME), _aten.detach_.default)
 @_emits(_aten.dropout.default, _aten.dropout_.default, _aten.feature_dropout.default, _aten.alpha_dropout.default)
 def identity(emit: Emit, x: Value | Number, p: object = None, train: object = False, **_: object) -> Value | Number:
     """`x` itself."""
@@ -53,16 +53,13 @@ def copy(emit: Emit, _x: Value, source: Value | Number, non_blocking: bool = Fal
 # Shapes
 
 
-@_emits(_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default, _aten.view_as.default)
-@_emits(_aten.reshape_as.default, _aten.flatten.using_ints, _aten.unflatten.int, _aten.ravel.default)
-@_emits(_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.unsqueeze.default, _aten.unsqueeze_.default)
-@_emits(_aten.squeeze_.dim, _aten.view_copy.default)
+@_emits(*overloads_of(RESHAPES), _aten.unsqueeze_.default, _aten.squeeze_.dim)
 def reshape(emit: Emit, x: Value, *_: object, **__: object) -> Value:
     """`x` in the shape of the node's result."""
     return emit.reshape(emit.tensor(x, emit.dtype), emit.shape)
 
 
-@_emits(_aten.expand.default, _aten.expand_as.default, _aten.broadcast_to.default)
+@_emits(*overloads_of(EXPANSIONS))
 def expand(emit: Emit, x: Value | Number, *_: object, **__: object) -> Value:
     """Axes of length 1 repeated."""
     return emit.broadcast(emit.tensor(x, emit.dtype), emit.shape)

@@ -4,13 +4,15 @@ t2n_hf's own capture does not need it (it swaps parameters for fakes); tracers t
 """
 # ruff: noqa: ANN401 - arguments are handed through from torch, which types them as Any
 
-from typing import Any, Final, final
+from typing import Any, final
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from t2n_hf.errors import ConfigError
+from t2n_hf.tensor.trace_op import untraced
+from t2n_hf.tensor.traced_view import QUESTIONS, TracedView, name_of, postponed, trace_tensor_device_for_func
 from t2n_hf.tensor.updater import ModTensorUpdater
 from t2n_hf.tensor.wrapper import OpaqueTensor
 
@@ -20,46 +22,6 @@ __all__ = [
     "set_opaque_tensor_in_params_as_ref",
     "trace_tensor_device_for_func",
 ]
-
-# Views and questions of shape: what they give follows from the shape alone.
-_SHAPE_ONLY: Final = frozenset(
-    (
-        *("T", "H", "mT", "mH", "adjoint", "movedim", "permute", "swapaxes", "swapdims", "t", "transpose"),
-        *("as_strided", "flatten", "ravel", "reshape", "squeeze", "unflatten", "unsqueeze", "view", "view_as"),
-        *("broadcast_to", "chunk", "diagonal", "expand", "expand_as", "narrow", "select", "split", "tensor_split"),
-        *("unbind", "unfold", "device", "dim", "dtype", "layout", "ndim", "ndimension", "nelement", "numel"),
-        *("requires_grad", "shape", "size", "stride"),
-    )
-)
-# What reads values to decide which ones to give, or hands them to Python.
-_VALUES: Final = frozenset(
-    (
-        *("__getitem__", "embedding", "gather", "index_select", "nonzero", "take"),
-        *("__array__", "__bool__", "__float__", "__int__", "item", "numpy", "tolist"),
-    )
-)
-
-
-def _name_of(func: Any) -> str:
-    if isinstance(func, torch._ops.OpOverload):
-        return func.overloadpacket.__name__
-    name = getattr(func, "__name__", str(func))
-    # A property is seen as the getter of its descriptor: torch.Tensor.T.__get__.
-    return getattr(func.__self__, "__name__", name) if name == "__get__" else name
-
-
-def trace_tensor_device_for_func(func: Any) -> str | None:
-    """Say which device an opaque parameter can be traced on for this op.
-
-    "meta" keeps shape and dtype without materializing the backing data; "cpu" forces real decompressed values; None
-    falls back to `to_base_tensor()` (also real values, on the tensor's own device). A "meta" op gives a meta tensor:
-    no values and no real device. A model that reads values of it, or combines it with a real tensor in another op,
-    cannot be traced this way.
-    """
-    name = _name_of(func)
-    if name in _SHAPE_ONLY:
-        return "meta"
-    return "cpu" if name in _VALUES else None
 
 
 @final
@@ -99,15 +61,42 @@ class OpaqueTensorRef(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func` on what `trace_tensor_device_for_func` says: the shape, or the values."""
-        device = trace_tensor_device_for_func(func)
+        kwargs, device = kwargs or {}, trace_tensor_device_for_func(func)
+        leaves = tree_leaves((args, kwargs))
+        opaque = next(leaf.opaque_tensor for leaf in leaves if isinstance(leaf, cls))
+        if name_of(func) in QUESTIONS:
+            with untraced():
+                return func(*tree_map(_opaque, args), **tree_map(_opaque, kwargs))
+        # Whole numbers are there to be read: as indices, as sizes.
+        if device == "meta" and opaque.is_floating_point():
+            if not isinstance(args[0], cls):
+                return func(*tree_map(_bare, args), **tree_map(_bare, kwargs))
+            if func is not torch.Tensor.__getitem__ or not any(_is_index(leaf) for leaf in leaves):
+                return postponed(func, args, kwargs, _described(opaque), _bare, _values)
+        return func(*tree_map(_values, args), **tree_map(_values, kwargs))
 
-        def stand_in(value: Any) -> Any:
-            if not isinstance(value, cls):
-                return value
-            opaque = value.opaque_tensor
-            return opaque.to_base_tensor() if device is None else opaque.to_trace_tensor(device)
 
-        return func(*tree_map(stand_in, args), **tree_map(stand_in, kwargs or {}))
+def _described(opaque: OpaqueTensor) -> str:
+    with untraced():
+        return f"{opaque.name or 'an unnamed tensor'} ({type(opaque).__name__} of shape {tuple(opaque.shape)})"
+
+
+def _is_index(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, OpaqueTensorRef)
+
+
+def _opaque(value: Any) -> Any:
+    return value.opaque_tensor if isinstance(value, OpaqueTensorRef) else value
+
+
+def _bare(value: Any) -> Any:
+    return value.as_subclass(torch.Tensor) if isinstance(value, (OpaqueTensorRef, TracedView)) else value
+
+
+def _values(value: Any) -> Any:
+    if isinstance(value, OpaqueTensorRef):
+        return value.opaque_tensor.to_base_tensor()
+    return value.values() if isinstance(value, TracedView) else value
 
 
 def set_opaque_tensor_in_params_as_ref(model: nn.Module) -> None:
@@ -119,6 +108,7 @@ def set_opaque_tensor_in_params_as_ref(model: nn.Module) -> None:
     def referred(tensor: torch.Tensor, name: str) -> torch.Tensor:
         if not isinstance(tensor, OpaqueTensor):
             return tensor
+        tensor.name = tensor.name or name
         return OpaqueTensorRef(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), tensor)
 
     ModTensorUpdater(model).update_all(referred)
@@ -127,8 +117,9 @@ def set_opaque_tensor_in_params_as_ref(model: nn.Module) -> None:
 def find_opaque_ref_by_py_id(module: nn.Module, py_id: int) -> OpaqueTensorRef:
     """Allow to fetch back the opaque parameter once passed the jit 'wall'.
 
-    `py_id` is the `id()` of the reference or of the opaque tensor behind it. Raises ConfigError when no parameter or
-    buffer of `module` has it.
+    `py_id` is the `id()` of the opaque tensor behind the reference, which the operator `t2n_hf::opaque_tensor_expand`
+    of a traced graph carries; that of the reference will do too. Raises ConfigError when no parameter or buffer of
+    `module` has it.
     """
     for tensor, _ in ModTensorUpdater(module):
         if isinstance(tensor, OpaqueTensorRef) and py_id in (id(tensor), id(tensor.opaque_tensor)):

@@ -20,6 +20,7 @@ from t2n_hf.errors import ConfigError, InPlaceError, UnsupportedOpError
 from t2n_hf.tensor.aten_rules import ATEN_RULES, gives_view, written_arguments
 from t2n_hf.tensor.autograd import LinearThroughOpaque
 from t2n_hf.tensor.fallback import ReadOnlyView, materialise
+from t2n_hf.tensor.trace_op import is_traced, traced_values
 
 __all__ = ["OpaqueTensor", "opaque_to_final_tensor"]
 
@@ -258,7 +259,13 @@ class OpaqueTensor(torch.Tensor):
     # ---- what users call ------------------------------------------------------------------------------------------
 
     def to_base_tensor(self) -> torch.Tensor:
-        """Compute the values, as a plain tensor of the same shape, dtype and device."""
+        """Compute the values, as a plain tensor of the same shape, dtype and device.
+
+        While `torch.jit.trace` runs they come from the operator `t2n_hf::opaque_tensor_expand`: see `trace_op`.
+        """
+        return traced_values(self) if is_traced() else self._expanded()
+
+    def _expanded(self) -> torch.Tensor:
         with torch.no_grad():
             return opaque_to_final_tensor(self._to_base_tensor())
 

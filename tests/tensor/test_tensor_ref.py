@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from t2n_hf.errors import ConfigError
@@ -74,7 +75,8 @@ def test_shapes_come_without_values_and_values_on_demand(model, monkeypatch):
     ref = model[0].weight
     values = ref.opaque_tensor.to_base_tensor()
     assert (ref + 0).equal(values)
-    assert ref[3].equal(values[3])
+    assert ref[torch.tensor([3])].equal(values[[3]])
+    assert F.linear(torch.ones(2, 32), ref[3:5]).equal(F.linear(torch.ones(2, 32), values[3:5]))
     monkeypatch.setattr(QTensorTractScaleOnly, "to_base_tensor", None)
     assert ref.shape == (32, 32)
     assert ref.view(-1).shape == (1024,)

@@ -6,23 +6,13 @@ import torch
 from torch import fx
 
 from t2n_hf.trace.passes.result import PassResult
+from t2n_hf.views import SAME, overloads_of
 
 __all__ = ["drop_aliases"]
 
 _aten = torch.ops.aten
 
-_ALIASES: Final = frozenset(
-    {
-        _aten.alias.default,
-        _aten.clone.default,
-        _aten.contiguous.default,
-        _aten.detach.default,
-        _aten.detach_.default,
-        _aten.lift_fresh_copy.default,
-        _aten.lift_fresh.default,
-        _aten.positive.default,
-    }
-)
+_ALIASES: Final = frozenset({*overloads_of(SAME), _aten.detach_.default})
 # With `train` or `training` False, which is their second or third argument.
 _DROPOUTS: Final = {
     _aten.dropout.default: 2,

@@ -6,23 +6,12 @@ import torch
 from torch import fx
 
 from t2n_hf.trace.passes.result import PassResult
+from t2n_hf.views import RESHAPES, overloads_of
 
 __all__ = ["join_views"]
 
 _aten = torch.ops.aten
-
-_VIEWS: Final = frozenset(
-    {
-        _aten.flatten.using_ints,
-        _aten.reshape.default,
-        _aten.squeeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.unflatten.int,
-        _aten.unsqueeze.default,
-        _aten.view.default,
-    }
-)
+_VIEWS: Final = frozenset(overloads_of(RESHAPES))
 
 
 def join_views(graph: fx.Graph) -> PassResult:
