@@ -1,7 +1,7 @@
 """The bridge from Hugging Face to tract: load as opaque tensors, run in bounded memory, export to NNEF, check, push.
 
 Importing this package makes transformers know `T2NConfig` and the models that were saved with it. It does nothing else:
-what exports, runs archives or talks to the Hub is imported when its name is first used.
+what exports, quantizes folders, runs archives or talks to the Hub is imported when its name is first used.
 """
 
 import importlib
@@ -13,6 +13,7 @@ from t2n_hf.hf.quantizer import register
 
 if TYPE_CHECKING:
     from t2n_hf.export import export_nnef
+    from t2n_hf.hf.quantize import quantize_checkpoint
     from t2n_hf.hub import pull_nnef_from_hub, push_nnef_to_hub
     from t2n_hf.tract.model import TractModelForCausalLM
 
@@ -23,6 +24,7 @@ __all__ = [
     "materialize",
     "pull_nnef_from_hub",
     "push_nnef_to_hub",
+    "quantize_checkpoint",
 ]
 
 __version__ = "0.1.0"
@@ -32,6 +34,7 @@ _LATER: Final = {
     "export_nnef": "t2n_hf.export",
     "pull_nnef_from_hub": "t2n_hf.hub",
     "push_nnef_to_hub": "t2n_hf.hub",
+    "quantize_checkpoint": "t2n_hf.hf.quantize",
 }
 
 

@@ -18,6 +18,7 @@ PUBLIC = {
         "materialize",
         "pull_nnef_from_hub",
         "push_nnef_to_hub",
+        "quantize_checkpoint",
     },
     "t2n_hf.contract": {
         "COMPUTE_MODES",

@@ -1,0 +1,182 @@
+"""Making the values of a unit: read what is stored, apply the loader's rule, quantize, and hand on bytes."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from t2n_hf.contract import OffloadState
+from t2n_hf.dtypes import dtype_named
+from t2n_hf.errors import FormatError
+from t2n_hf.hf.quantize_units import Unit, convert
+from t2n_hf.hf.quantize_weights import Weight, opaque_state, spec_of
+from t2n_hf.hf.stored import StoredForm, key_of_part
+from t2n_hf.registry import class_of_tag
+from t2n_hf.store.checkpoint import ByteRange
+from t2n_hf.store.memory import ALIGNMENT, aligned_buffer, bytes_of, tensor_chunks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["Made", "UnitMaker"]
+
+_CHUNK_NBYTES: Final = 8 << 20
+# Rows of a weight that are compared with what they were made of; in steps, so that all parts of it are seen.
+_SAMPLED_ROWS: Final = 64
+
+
+@dataclass
+class Made:
+    """What a unit became: forms by parameter name, and relative errors, measured on a sample, where they are known."""
+
+    forms: dict[str, StoredForm] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+
+
+class UnitMaker:
+    """Makes units, one after another, in one buffer for what is read.
+
+    `dtype` is what the model is loaded in: values are rounded to it before they are quantized exactly as the loader
+    rounds them, which reads a weight that is only renamed as it is stored when that is wider. `sink` takes the bytes of
+    each tensor in order, and uses them up at once.
+    """
+
+    def __init__(
+        self,
+        model: "PreTrainedModel",
+        dtype: torch.dtype,
+        importance: Mapping[str, torch.Tensor],
+        sink: Callable[[str, memoryview], None],
+    ) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._importance = importance
+        self._sink = sink
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def make(self, unit: Unit) -> Made:
+        """Make every weight of `unit` and hand its bytes on.
+
+        Raises QuantizationError naming the weight, FormatError for what the class or the loader's rule cannot do,
+        StorageError for bytes that cannot be read or that changed.
+        """
+        made = Made()
+        if unit.is_streamed:
+            self._pass_on(unit)
+            return made
+        for item, values in self._values(unit):
+            for name in [name for name in values if name in unit.produced]:
+                self._put(unit.produced[name], values.pop(name), item, made)
+        return made
+
+    # ---- values as the loader has them ----------------------------------------------------------------------------
+
+    def _pass_on(self, unit: Unit) -> None:
+        """Hand on a plain weight, cast a chunk at a time."""
+        (weight,) = unit.weights
+        ((_, found),) = unit.sources
+        stored = _torch_dtype(found)
+        for chunk in found.chunks(_CHUNK_NBYTES):
+            if stored == weight.dtype:
+                self._sink(weight.name, chunk)
+            else:
+                values = torch.frombuffer(chunk, dtype=stored).to(weight.dtype)
+                self._sink(weight.name, bytes_of(values))
+
+    def _values(self, unit: Unit) -> Iterator[tuple[int | None, dict[str, torch.Tensor]]]:
+        """Give (item, values by name): each of the unit's items as (1, ...), or everything at once with item None."""
+        if unit.converter is None:
+            ((_, found),) = unit.sources
+            for item in range(unit.items or 1):
+                part = found if unit.items is None else found.rows(item, item + 1)
+                (value,) = self._read([part])
+                yield (None if unit.items is None else item), {unit.name: self._rounded(value)}
+                del value
+            return
+        width = len(unit.sources) // (unit.items or 1)
+        for item in range(unit.items or 1):
+            sources = unit.sources[item * width : (item + 1) * width]
+            # Cast before the rule, as the loader does: also when that rounds.
+            dtype = next(iter(unit.weights)).dtype if unit.weights[0].form is None else self._dtype
+            values = [value.to(dtype) for value in self._read([found for _, found in sources])]
+            yield (None if unit.items is None else item), convert(unit, sources, values, self._model)
+
+    def _rounded(self, value: torch.Tensor) -> torch.Tensor:
+        wider = value.is_floating_point() and value.itemsize > self._dtype.itemsize
+        return value if wider else value.to(self._dtype)
+
+    def _read(self, ranges: list[ByteRange]) -> list[torch.Tensor]:
+        """Read ranges into the buffer, one behind the other. What was read before is overwritten."""
+        places, end = [], 0
+        for found in ranges:
+            places.append(end)
+            end += math.ceil(found.nbytes / ALIGNMENT) * ALIGNMENT
+        if self._buffer.numel() < end:
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+            self._buffer = aligned_buffer(end)
+        values = []
+        for start, found in zip(places, ranges, strict=True):
+            flat = self._buffer[start : start + found.nbytes]
+            values.append(found.read(flat.view(_torch_dtype(found)).view(found.shape)))
+        return values
+
+    # ---- what is written ------------------------------------------------------------------------------------------
+
+    def _put(self, weight: Weight, value: torch.Tensor, item: int | None, made: Made) -> None:
+        if weight.form is None:
+            self._hand_on(weight.name, value.to(weight.dtype))
+            return
+        importance = next((self._importance[n] for n in weight.names if n in self._importance), None)
+        state = opaque_state(value, weight.choice, dtype=weight.dtype, name=weight.name, importance=importance)
+        _check(weight, state, item)
+        if not item:  # of fused experts the first one is looked at
+            error = _sampled_error(value, state, weight)
+            made.errors.update({} if error is None else {weight.name: error})
+        del value
+        made.forms[weight.name] = StoredForm(state["tag"], tuple(sorted(state["tensors"])), state["meta"])
+        for part, tensor in state["tensors"].items():
+            self._hand_on(key_of_part(weight.name, part), tensor)
+
+    def _hand_on(self, key: str, tensor: torch.Tensor) -> None:
+        for chunk in tensor_chunks(tensor, key):
+            self._sink(key, chunk)
+
+
+def _torch_dtype(found: ByteRange) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, dtype_named(found.dtype).torch)
+    return dtype
+
+
+def _check(weight: Weight, state: OffloadState, item: int | None) -> None:
+    """Raise FormatError when a state is not of the form that was planned from an empty weight."""
+    assert weight.form is not None
+    planned = {part: spec_of(value) for part, value in weight.form["tensors"].items()}
+    found = {part: spec_of(value) for part, value in state["tensors"].items()}
+    if item is not None:
+        planned = {part: type(spec)(spec.dtype, (1, *spec.shape[1:])) for part, spec in planned.items()}
+    if found != planned:
+        raise FormatError(
+            f"{weight.name}: {state['tag']} made the parts {found}, and of an empty weight of this shape {planned}; a "
+            "class whose parts depend on values cannot be written in a stream: load the model and use save_pretrained"
+        )
+
+
+def _sampled_error(value: torch.Tensor, state: OffloadState, weight: Weight) -> float | None:
+    """Compute ||value - quantized|| / ||value|| over some rows; None when the class does not say what its rows are."""
+    kind: Any = class_of_tag(state["tag"])
+    rows: Iterable[int] = range(0, value.shape[0], max(1, value.shape[0] // _SAMPLED_ROWS))
+    if weight.choice.transposed and value.dim() == 2:  # its rows are those of what it is held as
+        kind, value = class_of_tag(state["meta"]["inner_tag"]), value.t()
+        state = OffloadState(tag=kind.OFFLOAD_STATE_TAG, tensors=state["tensors"], meta=state["meta"]["inner_meta"])
+        rows = range(0, value.shape[0], max(1, value.shape[0] // _SAMPLED_ROWS))
+    by_row = kind.row_parts(state["meta"], tuple(value.shape))
+    if not by_row:
+        return None
+    index = torch.tensor(list(rows))
+    cut = {part: t.index_select(0, index) if part in by_row else t for part, t in state["tensors"].items()}
+    sampled = kind.from_offload_state(OffloadState(tag=state["tag"], tensors=cut, meta=state["meta"]), None)
+    true = value.index_select(0, index).float()
+    norm = float(true.norm())
+    return float((sampled.to_base_tensor().float() - true).norm()) / norm if norm else 0.0
