@@ -1,13 +1,14 @@
 """The Interface of any `nn.Module`, from examples given as for `torch.export.export`."""
 
 import inspect
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from t2n_hf.errors import CaptureError, ConfigError
@@ -122,8 +123,20 @@ def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         try:
             with tensors_replaced(module, stand_ins):
                 return module(*pytree.tree_map(fake, args), **pytree.tree_map(fake, kwargs))
+        except DataDependentOutputException as error:
+            raise CaptureError(
+                f"forward of {type(module).__name__} reads the value of a tensor (item(), tolist(), bool(), an `if`) at "
+                f"{_own_line(error)}; what it decides would be fixed in the archive. Compute it before the export, as a "
+                "plain attribute of the module, or choose with torch.where"
+            ) from error
         except Exception as error:
             raise CaptureError(f"{type(module).__name__} does not run on its examples: {error}") from error
+
+
+def _own_line(error: BaseException) -> str:
+    """Say which line of code outside of torch an error came from."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else "a line that is not known"
 
 
 def _layer_lists(module: nn.Module) -> list[str]:

@@ -61,6 +61,16 @@ def test_a_module_that_fails_on_its_examples_is_named():
         module_interface(nn.Linear(4, 3), args=(X,))
 
 
+class ReadsItsWeight(nn.Linear):
+    def forward(self, x):
+        return x if self.weight.view(-1).argmax() > 3 else -x
+
+
+def test_a_module_that_reads_values_of_its_weights_is_told_the_line():
+    with pytest.raises(CaptureError, match=r"reads the value of a tensor .*argmax\(\) > 3 else -x; what it decides"):
+        module_interface(ReadsItsWeight(3, 4), args=(X,))
+
+
 def test_the_outermost_lists_are_the_layers():
     assert module_interface(Sums(), args=(X, OTHERS)).layers == ("layers", "inner.parts")
 
