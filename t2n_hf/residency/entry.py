@@ -1,15 +1,20 @@
-"""What a pool remembers of one value."""
+"""What a pool remembers of one value, and of those who use it."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from threading import Thread
+from typing import TypeAlias, final
 
 import torch
 
 from t2n_hf.residency.source import Source
 
-__all__ = ["Entry", "LoadState"]
+__all__ = ["Claim", "Entry", "Key", "LoadState", "Wanted"]
+
+Key: TypeAlias = tuple[Hashable, torch.device]
+Wanted: TypeAlias = Sequence[tuple[Source, torch.device]]
 
 
 class LoadState(Enum):
@@ -25,29 +30,54 @@ class LoadState(Enum):
 class Entry:
     """One value on one device. Every field is read and written with the pool's lock held, except by who loads it.
 
-    `version` is that of the source when loading began. `leases` counts open leases, `writers` those that may write,
-    `waiting` the threads that wait for the load or copy the reference. `reserved` are bytes put aside for it while it
-    is loaded, `stamp` is torch's count of writes to the value. `detached` entries left the pool's table while in use.
+    `version` is that of the source when loading began. `leases` counts open leases, `writers` those that may write;
+    `reserved` are bytes put aside for it while it is loaded, `stamp` is torch's count of writes to the value. `keep`
+    holds the source of a value that is to be written back: that of others lives as long as its tensor. `ahead`: nobody
+    has used it since it was read ahead. `queued`: a worker will look at it. `detached` entries left the pool's table
+    while in use.
     """
 
-    key: Hashable
-    source: Source
-    device: torch.device
+    key: Key
     nbytes: int
     version: int
     state: LoadState
     value: torch.Tensor | None = None
+    keep: Source | None = None
     leases: int = 0
     writers: int = 0
-    waiting: int = 0
     reserved: int = 0
     stamp: int = 0
     dirty: bool = False
     writing: bool = False
     detached: bool = False
+    ahead: bool = False
+    queued: bool = False
     loaded: "Future[torch.Tensor]" = field(default_factory=Future)
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        return str(self.key[0])
+
+    @property
     def is_idle(self) -> bool:
-        """Whether nobody uses the value, waits for it or writes it back."""
-        return self.state is LoadState.READY and not (self.leases or self.waiting or self.writing)
+        """Whether nobody uses the value or writes it back."""
+        return self.state is LoadState.READY and not (self.leases or self.writing)
+
+
+@final
+class Claim:
+    """Entries that one thread has leased together. `nested` bytes are put aside for what it leases meanwhile.
+
+    `entries` is empty when it is not open. `owner` is the thread that opened it, `taken` what it took of the bytes that
+    an outer claim of that thread had put aside.
+    """
+
+    __slots__ = ("entries", "nested", "owner", "taken", "writes")
+
+    def __init__(self, writes: bool = False, nested: int = 0) -> None:
+        self.entries: list[Entry] = []
+        self.writes = writes
+        self.nested = nested
+        self.owner: Thread | None = None
+        self.taken = 0

@@ -6,7 +6,7 @@ from typing import final
 import torch
 
 from t2n_hf.errors import ConfigError, ResidencyError
-from t2n_hf.residency.entry import Entry
+from t2n_hf.residency.entry import Claim
 from t2n_hf.residency.serving import ServingPool
 from t2n_hf.residency.source import Source
 
@@ -25,7 +25,7 @@ class TensorResidencyLease:
     other: what one in mode "read_write" modifies, an open "read" lease of the same value sees.
     """
 
-    __slots__ = ("_entry", "device", "mode", "pool", "source")
+    __slots__ = ("_claim", "device", "mode", "pool", "source")
 
     def __init__(self, pool: ServingPool, source: Source, device: torch.device, mode: str) -> None:
         if mode not in MODES:
@@ -36,35 +36,40 @@ class TensorResidencyLease:
         self.source = source
         self.device = device
         self.mode = mode
-        self._entry: Entry | None = None
+        self._claim: Claim | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether the lease claims its value now."""
-        return self._entry is not None
+        return self._claim is not None
 
     @property
     def value(self) -> torch.Tensor:
         """The resident value; opens the lease when it is not open."""
-        if self._entry is None:
+        if self._claim is None:
             return self.open()
-        value = self._entry.value
+        value = self._claim.entries[0].value
         if value is None:
             raise ResidencyError(f"{self.source.key}: a leased value left its pool")  # our bug
         return value
 
     def open(self) -> torch.Tensor:
         """Load the value if need be, claim and return it. Raises StorageError; ResidencyError when open already."""
-        if self._entry is not None:
+        if self._claim is not None:
             raise ResidencyError(f"{self.source.key}: this lease is open already; acquire another one")
-        self._entry = entry = self.pool.claim(self.source, self.device, self.mode == "read_write")
-        return entry.value  # type: ignore[return-value]
+        self._claim = claim = Claim(self.mode == "read_write")
+        try:
+            self.pool.open(claim, ((self.source, self.device),))
+        except BaseException:
+            self._claim = None
+            raise
+        return self.value
 
     def release(self) -> None:
         """End the claim. Does nothing on a lease that is not open."""
-        entry, self._entry = self._entry, None
-        if entry is not None:
-            self.pool.unclaim(entry, self.mode == "read_write")
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            self.pool.release(claim)
 
     def __enter__(self) -> torch.Tensor:
         """Open the lease."""

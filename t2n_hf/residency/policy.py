@@ -3,13 +3,14 @@
 A policy sees keys and never values. The pool calls it with its lock held: no method may block.
 """
 
-import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, final
+from typing import Protocol, TypeAlias, final
 
-__all__ = ["FirstFit", "LearnedOrder", "LeastRecent", "Policy", "ResidencyStrategy", "policy_of"]
+__all__ = ["Evictable", "FirstFit", "LeastRecent", "Policy", "ResidencyStrategy"]
+
+Evictable: TypeAlias = Callable[[Hashable], bool]
 
 
 class ResidencyStrategy(Enum):
@@ -41,177 +42,123 @@ class Policy(Protocol):
     def forget(self, key: Hashable) -> None:
         """Note that the value of `key` left the pool."""
 
+    def remove(self, key: Hashable) -> None:
+        """Note that `key` will never be used again; its value has left the pool."""
+
     def keeps(self, key: Hashable) -> bool:
         """Say whether an unused `key` may stay while the budget is held."""
 
-    def victim(self, resident: list[Hashable], over: int) -> Hashable | None:
-        """Choose what to evict among `resident` (evictable keys), `over` bytes being too many; None: nothing."""
+    def victim(self, evictable: Evictable, over: int, beyond: int = -1) -> Hashable | None:
+        """Choose which of the loaded values to evict, `over` bytes being too many; None: nothing.
+
+        With `beyond` 0 or more only one that is needed later than `beyond` other values, for certain.
+        """
+
+    def peek(self) -> tuple[Hashable, int] | None:
+        """Give the next key to look at for the calling thread, and how many it will use before; None: not known."""
+
+    def advance(self) -> None:
+        """Note that the key that `peek` gave was looked at."""
+
+    def distance(self, key: Hashable) -> int:
+        """How many other values are used before `key` is, at least."""
+
+    def following(self, key: Hashable, count: int) -> list[Hashable]:
+        """Give up to `count` keys that are used after `key`, as far as that is known."""
+
+
+class _Unordered:
+    """What policies have in common that do not know what comes next."""
+
+    def expect(self, key: Hashable) -> None:
+        """Nothing to note."""
+
+    def peek(self) -> tuple[Hashable, int] | None:
+        """Not known."""
+        return None
+
+    def advance(self) -> None:
+        """Nothing to note."""
+
+    def distance(self, key: Hashable) -> int:
+        """Not known: it may be next."""
+        return 0
+
+    def following(self, key: Hashable, count: int) -> list[Hashable]:
+        """Not known."""
+        return []
 
 
 @final
-class LeastRecent:
+class LeastRecent(_Unordered):
     """Evict what was used longest ago."""
 
     def __init__(self) -> None:
-        self._clock = 0
-        self._used: dict[Hashable, int] = {}
-
-    def expect(self, key: Hashable) -> None:
-        """Nothing to note: a value counts as used when it arrives."""
+        self._loaded: OrderedDict[Hashable, None] = OrderedDict()
 
     def touch(self, key: Hashable) -> None:
-        """Make `key` the most recent one."""
-        self._clock += 1
-        self._used[key] = self._clock
+        """Make `key` the most recent one, if it is loaded."""
+        if key in self._loaded:
+            self._loaded.move_to_end(key)
 
     def arrive(self, key: Hashable, nbytes: int) -> None:
         """Make `key` the most recent one."""
-        self.touch(key)
+        self._loaded[key] = None
+        self._loaded.move_to_end(key)
 
     def forget(self, key: Hashable) -> None:
         """Drop what is known of `key`."""
-        self._used.pop(key, None)
+        self._loaded.pop(key, None)
+
+    remove = forget
 
     def keeps(self, key: Hashable) -> bool:
         """All of them."""
         return True
 
-    def victim(self, resident: list[Hashable], over: int) -> Hashable | None:
+    def victim(self, evictable: Evictable, over: int, beyond: int = -1) -> Hashable | None:
         """Choose the least recent one when there is too much."""
-        return min(resident, key=lambda key: self._used.get(key, 0)) if over > 0 and resident else None
+        return next(filter(evictable, self._loaded), None) if over > 0 > beyond else None
 
 
 @final
-class FirstFit:
+class FirstFit(_Unordered):
     """Keep the first values that fit into `max_bytes` (None: all of them), for ever; stream the others."""
 
     def __init__(self, max_bytes: int | None) -> None:
         self._left = max_bytes
-        self._admitted: set[Hashable] = set()
-
-    def expect(self, key: Hashable) -> None:
-        """Nothing to note."""
+        self._admitted: dict[Hashable, int] = {}
+        self._streamed: dict[Hashable, None] = {}
 
     def touch(self, key: Hashable) -> None:
         """Nothing to note: use does not matter."""
 
     def arrive(self, key: Hashable, nbytes: int) -> None:
         """Admit `key` if it fits beside those admitted before."""
-        if key in self._admitted or (self._left is not None and nbytes > self._left):
+        if key in self._admitted:
             return
-        self._admitted.add(key)
+        if self._left is not None and nbytes > self._left:
+            self._streamed[key] = None
+            return
+        self._admitted[key] = nbytes
         if self._left is not None:
             self._left -= nbytes
 
     def forget(self, key: Hashable) -> None:
         """Keep the place of an admitted value: the set is that of the pool's lifetime."""
+        self._streamed.pop(key, None)
+
+    def remove(self, key: Hashable) -> None:
+        """Give the place of a value free that no longer exists."""
+        self._streamed.pop(key, None)
+        nbytes = self._admitted.pop(key, 0)
+        if self._left is not None:
+            self._left += nbytes
 
     def keeps(self, key: Hashable) -> bool:
         """Only those admitted."""
         return key in self._admitted
 
-    def victim(self, resident: list[Hashable], over: int) -> Hashable | None:
+    def victim(self, evictable: Evictable, over: int, beyond: int = -1) -> Hashable | None:
         """Choose any value that was not admitted, whether there is too much or not."""
-        return next((key for key in resident if key not in self._admitted), None)
-
-
-@dataclass
-class _Reader:
-    """Where one thread is in the order: its last use, the last key it expects, and when it was last seen."""
-
-    last: Hashable
-    tail: Hashable
-    seen: int
-
-
-@final
-class LearnedOrder:
-    """Evict what will be used last, in an order learned from what was used after what.
-
-    The order is a cycle. A key seen for the first time is put after the one that its thread used before, so a first
-    pass writes the order down and all later ones follow it; skipped and repeated uses only move the thread's place. The
-    next use of a key is the nearest one over all threads, each counted from its own place: threads that run different
-    prompts through one model do not disturb each other. In the first pass the latest value counts as furthest, as if
-    the next pass began at once.
-    """
-
-    _IDLE_USES = 64
-
-    def __init__(self) -> None:
-        self._order: list[Hashable] = []
-        self._place: dict[Hashable, int] = {}
-        self._readers: dict[int, _Reader] = {}
-        self._clock = 0
-
-    def _insert_after(self, key: Hashable, before: Hashable | None) -> None:
-        place = self._place.get(before, len(self._order) - 1) + 1
-        self._order.insert(place, key)
-        for shifted in range(place, len(self._order)):
-            self._place[self._order[shifted]] = shifted
-
-    def expect(self, key: Hashable) -> None:
-        """Put a new key after what the thread uses or expects last."""
-        reader = self._readers.get(threading.get_ident())
-        if key not in self._place:
-            self._insert_after(key, reader.tail if reader else None)
-        if reader:
-            reader.tail = key
-
-    def touch(self, key: Hashable) -> None:
-        """Move the calling thread to `key`."""
-        self._clock += 1
-        thread = threading.get_ident()
-        reader = self._readers.get(thread)
-        if reader is None:
-            if key not in self._place:
-                self._insert_after(key, None)
-            self._readers[thread] = _Reader(key, key, self._clock)
-            return
-        if key not in self._place:
-            self._insert_after(key, reader.last)
-        if reader.tail == reader.last:
-            reader.tail = key
-        reader.last, reader.seen = key, self._clock
-
-    def arrive(self, key: Hashable, nbytes: int) -> None:
-        """Nothing to note: the order was learned when the key was used or expected."""
-
-    def forget(self, key: Hashable) -> None:
-        """Keep the place: the order outlives the values."""
-
-    def _places_of_readers(self) -> list[int]:
-        # A thread that ended, or waits for its next prompt, must not hold values for a use that may never come.
-        stale = self._clock - 2 * len(self._order) - self._IDLE_USES
-        for thread in [thread for thread, reader in self._readers.items() if reader.seen < stale]:
-            del self._readers[thread]
-        return [self._place[reader.last] for reader in self._readers.values()]
-
-    def keeps(self, key: Hashable) -> bool:
-        """All of them."""
-        return True
-
-    def victim(self, resident: list[Hashable], over: int) -> Hashable | None:
-        """Choose the key whose next use is furthest when there is too much."""
-        if over <= 0 or not resident:
-            return None
-        places, count = self._places_of_readers(), len(self._order)
-
-        def distance(key: Hashable) -> int:
-            place = self._place.get(key)
-            if place is None:
-                return count
-            return min(((place - here - 1) % count for here in places), default=place)
-
-        return max(resident, key=distance)
-
-
-_POLICIES: dict[ResidencyStrategy, Callable[[int | None], Policy]] = {
-    ResidencyStrategy.LRU: lambda max_bytes: LeastRecent(),
-    ResidencyStrategy.FIXED: FirstFit,
-    ResidencyStrategy.LEARNED: lambda max_bytes: LearnedOrder(),
-}
-
-
-def policy_of(strategy: ResidencyStrategy, max_bytes: int | None) -> Policy:
-    """Make the policy of a strategy, for a budget of `max_bytes` (None: no limit)."""
-    return _POLICIES[strategy](max_bytes)
+        return next(filter(evictable, self._streamed), None) if beyond < 0 else None

@@ -1,8 +1,6 @@
 """Bounded memory for values that are kept elsewhere."""
 
-import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, final
@@ -10,13 +8,20 @@ from typing import Any, final
 import torch
 
 from t2n_hf.errors import ConfigError, ResidencyError
-from t2n_hf.residency.entry import Entry, LoadState
+from t2n_hf.residency.ahead import Readahead
+from t2n_hf.residency.claims import Claims
+from t2n_hf.residency.entry import Claim, LoadState, Wanted
+from t2n_hf.residency.forking import tell_of_forks
+from t2n_hf.residency.learned import LearnedOrder
 from t2n_hf.residency.lease import TensorResidencyLease
-from t2n_hf.residency.policy import ResidencyStrategy, policy_of
+from t2n_hf.residency.loading import Loading
+from t2n_hf.residency.policy import FirstFit, LeastRecent, Policy, ResidencyStrategy
 from t2n_hf.residency.prefetch import TensorPrefetch
+from t2n_hf.residency.room import Room
 from t2n_hf.residency.scope import ActiveScope, entered
 from t2n_hf.residency.source import Device, Source, device_of, source_of, version_of
 from t2n_hf.residency.table import ResidentTable
+from t2n_hf.residency.workers import Workers
 
 __all__ = ["TensorResidencyPool"]
 
@@ -37,10 +42,19 @@ class TensorResidencyPool:
     value is evicted as soon as its final lease ends. Prefetched values that cannot be retained are handed to who waits
     for them, see `TensorPrefetch`.
 
+    With `strict` the limit is hard for what the pool holds and loads: opening a lease waits until the leases of other
+    threads leave room. Nobody waits for ever: a thread that holds leases already, or is the only one that does, goes
+    on, and so does one that saw nothing happen for 10 s; a value that is larger than the limit is loaded when nobody
+    else holds any. FIXED cannot be strict.
+
+    With `readahead_nbytes` every lease that is opened has the workers load what the learned order says comes next, at
+    most so many bytes that nobody has used yet, within the limit, and never at the expense of what is needed sooner. It
+    needs LEARNED, and begins with the second pass.
+
     Every method may be called from any thread. Values are loaded outside the lock; threads that ask for a value that is
     being loaded wait for it; a load that fails is forgotten, so that the next access reads again. Where a source is
-    expected, an object with one in its attribute `source` (an OffloadedTensor) will do. A deep copy is an empty pool of
-    the same settings.
+    expected, an object with one in its attribute `source` (an OffloadedTensor) will do; its value leaves the pool when
+    nothing else has it any more. A deep copy is an empty pool of the same settings.
     """
 
     def __init__(
@@ -48,38 +62,73 @@ class TensorResidencyPool:
         max_cached_bytes: int | None = None,
         max_workers: int = 1,
         strategy: ResidencyStrategy = ResidencyStrategy.LRU,
+        *,
+        strict: bool = False,
+        readahead_nbytes: int = 0,
     ) -> None:
         if max_cached_bytes is not None and max_cached_bytes < 0:
             raise ConfigError(f"max_cached_bytes must be >= 0 or None, got {max_cached_bytes}")
         if max_workers < 1:
             raise ConfigError(f"max_workers must be >= 1, got {max_workers}")
+        if readahead_nbytes < 0:
+            raise ConfigError(f"readahead_nbytes must be >= 0, got {readahead_nbytes}")
         self.max_cached_bytes = max_cached_bytes
         self.max_workers = max_workers
         self.strategy = ResidencyStrategy(strategy)
-        self._table = ResidentTable(max_cached_bytes, policy_of(self.strategy, max_cached_bytes))
-        self._leases = 0
+        self.strict = strict
+        self.readahead_nbytes = readahead_nbytes
+        if strict and self.strategy is ResidencyStrategy.FIXED:
+            raise ConfigError("strict=True needs LRU or LEARNED: FIXED leaves no room to wait for")
+        self._room = Room(max_cached_bytes, strict)
+        self._table = ResidentTable(self._room, _policy_of(self.strategy, max_cached_bytes))
+        self._loading = Loading(self._table)
+        self._claims = Claims(self._table, self._loading)
+        self._workers = Workers(max_workers, self._loading.load_queued)
+        self._ahead: Readahead | None = None
+        if readahead_nbytes and self.strategy is ResidencyStrategy.LEARNED:
+            self._ahead = Readahead(self._table, self._loading, self._workers, readahead_nbytes)
         self._closed = False
-        self._workers: tuple[int, ThreadPoolExecutor] | None = None
+        tell_of_forks(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TensorResidencyPool":
         """Make an empty pool of the same settings: locks and threads cannot be copied, values need not be."""
-        return TensorResidencyPool(self.max_cached_bytes, self.max_workers, self.strategy)
+        return TensorResidencyPool(
+            self.max_cached_bytes,
+            self.max_workers,
+            self.strategy,
+            strict=self.strict,
+            readahead_nbytes=self.readahead_nbytes,
+        )
 
     def __repr__(self) -> str:
         """Show settings and use."""
         budget = "unlimited" if self.max_cached_bytes is None else f"{self.max_cached_bytes} bytes"
-        use = "closed" if self._closed else f"{self._table.nbytes} bytes resident, {self._leases} leases"
-        return f"TensorResidencyPool({self.strategy.name}, {budget}; {use})"
+        use = "closed" if self._closed else f"{self.resident_bytes} bytes resident, {self.lease_count} leases"
+        return f"TensorResidencyPool({self.strategy.name}, {budget}{', strict' * self.strict}; {use})"
 
     @property
     def resident_bytes(self) -> int:
-        """Return the approximate bytes held by resident values, leased ones included."""
-        return self._table.nbytes
+        """Return the approximate bytes held by resident values, leased ones included.
+
+        Cheap, and may be read at any time from any thread: a plot of memory over time samples it.
+        """
+        return self._room.loaded
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes held by resident values and put aside for those that are being loaded: what the limit is about."""
+        with self._room.lock:
+            return self._room.loaded + self._room.reserved
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that `used_bytes` has been."""
+        return self._room.most
 
     @property
     def lease_count(self) -> int:
         """Number of open leases."""
-        return self._leases
+        return self._claims.count
 
     @property
     def closed(self) -> bool:
@@ -101,10 +150,7 @@ class TensorResidencyPool:
         active-use protection or mutation tracking. Under LRU, use :meth:`pin` for manual retention.
         """
         self._refuse_closed()
-        entry = self._table.hold(source_of(source), device_of(source, device))
-        value = entry.value
-        self._table.let_go(entry)
-        return value  # type: ignore[return-value]
+        return self._claims.resolve(source_of(source), device_of(source, device))
 
     def prefetch(self, source: Any, device: Device | None = None) -> TensorPrefetch:  # noqa: ANN401
         """Begin loading source and return a completion handle."""
@@ -124,20 +170,20 @@ class TensorResidencyPool:
         """Return a manually pinned value to normal management. Raises ResidencyError under FIXED."""
         self._refuse_fixed("unpin")
         wanted = source_of(source).key
-        with self._table.changed:
-            self._table.pins = {key for key in self._table.pins if key[0] != wanted}  # type: ignore[index]
+        with self._room.lock:
+            self._table.pins = {key for key in self._table.pins if key[0] != wanted}
         self._table.shrink()
 
     def is_pinned(self, source: Any) -> bool:  # noqa: ANN401
         """Return whether source is manually pinned."""
         wanted = source_of(source).key
-        with self._table.changed:
-            return any(key[0] == wanted for key in self._table.pins)  # type: ignore[index]
+        with self._room.lock:
+            return any(key[0] == wanted for key in self._table.pins)
 
     def is_resident(self, source: Any) -> bool:  # noqa: ANN401
         """Return whether source has completed loading into the pool, on any device."""
         source = source_of(source)
-        with self._table.changed:
+        with self._room.lock:
             entries = [self._table.current(key, source) for key in self._table.keys_of(source)]
             return any(entry is not None and entry.state is LoadState.READY for entry in entries)
 
@@ -147,7 +193,7 @@ class TensorResidencyPool:
         Raises ResidencyError for a leased or pinned value, StorageError when it cannot be written back (it then stays).
         """
         source = source_of(source)
-        with self._table.changed:
+        with self._room.lock:
             keys = self._table.keys_of(source)
         for key in keys:
             self._table.settle(key, remove=True)
@@ -157,7 +203,7 @@ class TensorResidencyPool:
 
         Raises StorageError when one cannot be written; it stays resident and dirty.
         """
-        with self._table.changed:
+        with self._room.lock:
             keys = list(self._table.entries) if source is None else self._table.keys_of(source_of(source))
         for key in keys:
             self._table.settle(key, remove=False)
@@ -168,22 +214,20 @@ class TensorResidencyPool:
         Raises ResidencyError while leases are open, and StorageError when a value cannot be written back: the pool then
         stays as it was.
         """
-        with self._table.changed:
+        with self._room.lock:
             if self._closed:
                 return
-            if self._leases:
-                held = ", ".join(sorted(str(e.source.key) for e in self._table.entries.values() if e.leases))
-                raise ResidencyError(f"{self._leases} leases are open ({held}); release them, then close the pool")
+            if self.lease_count:
+                held = ", ".join(sorted(e.name for e in self._table.entries.values() if e.leases))
+                raise ResidencyError(f"{self.lease_count} leases are open ({held}); release them, then close the pool")
             self._closed = True
         try:
             self.flush()
         except BaseException:
             self._closed = False
             raise
-        workers, self._workers = self._workers, None
-        if workers is not None and workers[0] == os.getpid():
-            workers[1].shutdown()
-        with self._table.changed:
+        self._workers.close()
+        with self._room.lock:
             self._table.pins.clear()
             for entry in list(self._table.entries.values()):
                 self._table.drop(entry)
@@ -207,59 +251,60 @@ class TensorResidencyPool:
         with entered(ActiveScope(self, None if device is None else torch.device(device))):
             yield self
 
-    def claim(self, source: Source, device: torch.device, write: bool) -> Entry:
-        """Load the value if need be and lease it: what `TensorResidencyLease` does when it is opened."""
-        self._refuse_closed()
-        entry = self._table.hold(source, device)
-        with self._table.changed:
-            entry.waiting -= 1
-            entry.leases += 1
-            self._leases += 1
-            if write:
-                entry.writers += 1
-                entry.dirty = True
-        return entry
+    # ---- what leases, handles and hooks call ----------------------------------------------------------------------
 
-    def unclaim(self, entry: Entry, write: bool) -> None:
-        """End a claim. Raises ResidencyError when the tensor was overwritten meanwhile, so that changes are lost."""
-        with self._table.changed:
-            entry.leases -= 1
-            entry.writers -= write
-            self._leases -= 1
-            entry.waiting += 1
-            overtaken = write and entry.detached
-            if write:
-                entry.dirty = True  # a flush may have stored the value before its last change
-        self._table.let_go(entry)
-        if overtaken:
-            raise ResidencyError(
-                f"{entry.source.key} was overwritten while a read_write lease was open: what was changed through the "
-                "lease is lost; do one or the other"
-            )
+    def open(self, claim: Claim, wanted: Wanted) -> None:
+        """Lease all of `wanted`, which are (source, device) pairs, and load what is missing: together or not at all.
+
+        Raises StorageError when one cannot be read.
+        """
+        self._refuse_closed()
+        try:
+            with self._room.lock:
+                missing = self._claims.lease(claim, wanted)
+                if missing:
+                    self._claims.reserve_missing(claim)
+                if self._ahead is not None:
+                    self._ahead.plan()
+            if missing:
+                self._claims.load_missing(claim, wanted)
+        except BaseException:
+            self._claims.release(claim)
+            raise
+
+    def release(self, claim: Claim) -> None:
+        """End a claim, from any thread; does nothing when it is not open.
+
+        Raises ResidencyError when what was leased for writing was overwritten meanwhile, so that changes are lost.
+        """
+        self._claims.release(claim)
+
+    def call_before_wait(self, action: Callable[[], None] | None) -> None:
+        """Have `action` called whenever a lease waits for those of other threads: it may release what is left over."""
+        self._room.before_wait = action
+
+    def hasten(self, source: Source, device: torch.device) -> None:
+        """Load a queued value in the calling thread, which waits for it, unless a worker has begun to."""
+        self._claims.hasten(source, device)
 
     def _begin(self, source: Source, device: torch.device, pin: bool) -> TensorPrefetch:
-        key = (source.key, device)
-        with self._table.changed:
+        table, key = self._table, (source.key, device)
+        with self._room.lock:
             self._refuse_closed()
-            self._table.policy.expect(key)
+            table.policy.expect(key)
             if pin:
-                self._table.pins.add(key)
-            entry = self._table.current(key, source)
-            handed = None if pin or entry is not None else self._table.handed(key, version_of(source))
+                table.pins.add(key)
+            entry = table.current(key, source)
+            handed = None if pin or entry is not None else table.handed(key, version_of(source))
             if handed is not None:
                 return TensorPrefetch(self, source, device, handed)
             if entry is None:
-                entry = self._table.enter(key, source, device)
-                if entry.state is LoadState.QUEUED:
-                    self._executor().submit(self._table.load_queued, entry)
+                entry = table.enter(key, source)
+            entry.ahead = False
+            if entry.state is LoadState.QUEUED and not entry.queued:
+                self._workers.put(entry, source)
             value = entry.value if entry.state is LoadState.READY else None
             return TensorPrefetch(self, source, device, entry.loaded if value is None else None, value)
-
-    def _executor(self) -> ThreadPoolExecutor:
-        # After a fork the child has the object but none of its threads.
-        if self._workers is None or self._workers[0] != os.getpid():
-            self._workers = (os.getpid(), ThreadPoolExecutor(self.max_workers, thread_name_prefix="t2n_hf-pool"))
-        return self._workers[1]
 
     def _refuse_fixed(self, action: str) -> None:
         if self.strategy is ResidencyStrategy.FIXED:
@@ -268,3 +313,28 @@ class TensorResidencyPool:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise ResidencyError("the residency pool is closed; make another one")
+
+    # ---- forks ----------------------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Let no other thread be in the middle of a change."""
+        self._room.lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        self._room.lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Forget the loads that only threads of the parent go on with."""
+        self._room.renew()
+        self._workers.renew()
+        with self._room.lock:
+            for entry in list(self._table.entries.values()):
+                if entry.state is not LoadState.READY:
+                    self._loading.fail(entry, ResidencyError(f"{entry.name}: the process forked while it was loaded"))
+
+
+def _policy_of(strategy: ResidencyStrategy, max_bytes: int | None) -> Policy:
+    if strategy is ResidencyStrategy.FIXED:
+        return FirstFit(max_bytes)
+    return LeastRecent() if strategy is ResidencyStrategy.LRU else LearnedOrder()

@@ -43,6 +43,8 @@ class TensorPrefetch:
 
         Raises what loading raised (StorageError); the pool has forgotten the failure, so a later access reads again.
         """
+        if not self.done():
+            self.pool.hasten(self.source, self.device)
         value = self._value if self._future is None else self._future.result()
         if value is None or version_of(self.source) != self._version:  # written since
             return self.pool.resolve(self.source, self.device)

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import torch
 
-from t2n_hf.residency.entry import Entry
+from t2n_hf.residency.entry import Claim, Wanted
 from t2n_hf.residency.source import Device, Source
 
 __all__ = ["ServingPool"]
@@ -17,11 +17,14 @@ class ServingPool(Protocol):
     def closed(self) -> bool:
         """Whether the pool was closed."""
 
-    def claim(self, source: Source, device: torch.device, write: bool) -> Entry:
-        """Load the value if need be and lease it."""
+    def open(self, claim: Claim, wanted: Wanted) -> None:
+        """Lease values and load what is missing."""
 
-    def unclaim(self, entry: Entry, write: bool) -> None:
+    def release(self, claim: Claim) -> None:
         """End a claim."""
+
+    def hasten(self, source: Source, device: torch.device) -> None:
+        """Load a queued value in the calling thread."""
 
     def resolve(self, source: Any, device: Device | None = None) -> torch.Tensor:  # noqa: ANN401
         """Return a resident value, loading it when necessary."""

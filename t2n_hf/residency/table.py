@@ -1,250 +1,200 @@
-"""The values that a pool holds: loading, eviction and write-back under one lock and one byte budget."""
+"""The values that a pool holds: finding, eviction and write-back, under one lock and one byte budget."""
 
+import weakref
+from collections import deque
 from collections.abc import Hashable
 from concurrent.futures import Future
-from threading import Condition, Lock
+from functools import partial
 from typing import final
 from weakref import WeakValueDictionary
 
 import torch
 
-from t2n_hf.errors import InPlaceError, ResidencyError, StorageError, T2NError
-from t2n_hf.residency.entry import Entry, LoadState
+from t2n_hf.errors import InPlaceError, ResidencyError
+from t2n_hf.residency.entry import Entry, Key, LoadState
 from t2n_hf.residency.policy import Policy
+from t2n_hf.residency.room import Room
 from t2n_hf.residency.source import Source, version_of
 
-__all__ = ["ResidentTable"]
+__all__ = ["ResidentTable", "stamp_of"]
 
 
-def _read(source: Source, device: torch.device) -> torch.Tensor:
-    try:
-        return source.load(device)
-    except OSError as error:
-        if isinstance(error, T2NError):
-            raise
-        raise StorageError(f"{source.key}: cannot be read: {error}") from error
-
-
-def _stamp_of(value: torch.Tensor | None) -> int:
+def stamp_of(value: torch.Tensor | None) -> int:
+    """Give torch's count of writes to a value."""
     # Opaque values guard their own writes, and inference tensors count none.
     return value._version if type(value) is torch.Tensor and not value.is_inference() else 0
 
 
 @final
 class ResidentTable:
-    """Entries by (source key, device), and what they weigh.
+    """Entries by (source key, device).
 
-    `changed` is the one lock; methods that say "lock held" expect it, all others take it. Values are read and written
-    outside of it. `nbytes` counts the values that are loaded, those that left the table but are still leased included;
-    `reserved` those that are being loaded.
+    `room.lock` is the one lock; methods that say "lock held" expect it, all others take it. Values are written back
+    outside of it. A value whose source no longer exists (its tensor is gone) leaves the table.
     """
 
-    def __init__(self, max_bytes: int | None, policy: Policy) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, room: Room, policy: Policy) -> None:
+        self.room = room
         self.policy = policy
-        self.changed = Condition(Lock())
-        self.entries: dict[Hashable, Entry] = {}
-        self.pins: set[Hashable] = set()
-        self.nbytes = 0
-        self.reserved = 0
-        self._handed: WeakValueDictionary[Hashable, Future[torch.Tensor]] = WeakValueDictionary()
+        self.entries: dict[Key, Entry] = {}
+        self.pins: set[Key] = set()
+        self._oversized: dict[Key, None] = {}
+        self._handed: WeakValueDictionary[tuple[Key, int], Future[torch.Tensor]] = WeakValueDictionary()
+        self._sources: dict[Key, weakref.ref[Source]] = {}
+        self._orphans: deque[Key] = deque()
 
-    def hold(self, source: Source, device: torch.device) -> Entry:
-        """Find or load a value and keep it from eviction until `let_go` (counted in `waiting`)."""
-        key = (source.key, device)
-        with self.changed:
-            self.policy.touch(key)
-            while True:
-                entry = self.current(key, source) or self.enter(key, source, device)
-                entry.waiting += 1
-                if entry.state is LoadState.QUEUED:
-                    self._begin_load(entry)
-                    break
-                self._wait_for_load(entry)
-                if entry.state is LoadState.READY:
-                    self._check_unwritten(entry)
-                    return entry
-                entry.waiting -= 1
-        self.load(entry)
-        return entry
+    # ---- finding values -------------------------------------------------------------------------------------------
 
-    def _wait_for_load(self, entry: Entry) -> None:
-        try:
-            self.changed.wait_for(lambda: entry.state is not LoadState.LOADING)
-        except BaseException:  # an interrupt must not leave a claim behind
-            entry.waiting -= 1
-            raise
+    def find(self, key: Key, source: Source) -> Entry:
+        """Give the entry of a key, a new one (QUEUED) if it has none or a stale value. Lock held."""
+        entry = self.entries.get(key)
+        if entry is not None and entry.version == version_of(source):
+            return entry
+        return self.current(key, source) or self.enter(key, source)
 
-    def _check_unwritten(self, entry: Entry) -> None:
-        """Raise InPlaceError, and forget the value, when it was modified without a lease to do so. Lock held."""
-        if entry.stamp == _stamp_of(entry.value) or entry.dirty or entry.writers or entry.writing:
-            return
-        entry.waiting -= 1
-        self.drop(entry)
-        raise InPlaceError(
-            f"the resident value of {entry.source.key} was modified in place without a lease of mode 'read_write'; the "
-            "change is dropped: acquire it with mode='read_write', or work on a copy"
-        )
-
-    def let_go(self, entry: Entry) -> None:
-        """End a hold, and evict what is too much. Raises StorageError when what must go cannot be written back."""
-        with self.changed:
-            entry.waiting -= 1
-            if entry.detached:
-                self._free(entry)
-            self.changed.notify_all()
-            shrink = self._over(0) > 0 or not self.policy.keeps(entry.key)
-        if shrink:
-            self.shrink()
-
-    def current(self, key: Hashable, source: Source) -> Entry | None:
+    def current(self, key: Key, source: Source) -> Entry | None:
         """Find the entry of a key, unless its value is stale: then it leaves the table. Lock held."""
         entry = self.entries.get(key)
-        if entry is None or entry.state is LoadState.QUEUED or entry.writing:
-            return entry
-        if entry.version == version_of(source):
+        if entry is None or entry.state is LoadState.QUEUED or entry.writing or entry.version == version_of(source):
             return entry
         # Changes that were not written back are part of the newer value, or were overwritten by it.
         self.drop(entry)
         return None
 
-    def handed(self, key: Hashable, version: int) -> "Future[torch.Tensor] | None":
+    def enter(self, key: Key, source: Source) -> Entry:
+        """Put a key into the table, QUEUED. Lock held."""
+        self.bury()
+        if key not in self._sources:
+            self._sources[key] = weakref.ref(source, partial(_bury_or_note, weakref.ref(self), key))
+        self.entries[key] = entry = Entry(
+            key=key, nbytes=source.nbytes, version=version_of(source), state=LoadState.QUEUED
+        )
+        return entry
+
+    def handed(self, key: Key, version: int) -> "Future[torch.Tensor] | None":
         """Give the load of a value that left the table and that a living handle has; None without one. Lock held."""
         found = self._handed.get((key, version))
         return found if found is not None and found.done() and found.exception() is None else None
 
-    def enter(self, key: Hashable, source: Source, device: torch.device) -> Entry:
-        """Put a key into the table: READY if a living handle has its value, else QUEUED. Lock held."""
-        version = version_of(source)
-        entry = Entry(
-            key=key, source=source, device=device, nbytes=source.nbytes, version=version, state=LoadState.QUEUED
-        )
-        handed = self.handed(key, version)
-        if handed is not None:
-            entry.loaded, entry.value, entry.state = handed, handed.result(), LoadState.READY
-            entry.stamp = _stamp_of(entry.value)
-            self.nbytes += entry.nbytes
-            self.policy.arrive(key, entry.nbytes)
-        self.entries[key] = entry
-        return entry
-
-    def _begin_load(self, entry: Entry) -> None:
-        """Let the calling thread be the one that loads. Lock held."""
-        entry.state, entry.version = LoadState.LOADING, version_of(entry.source)
-
-    def load_queued(self, entry: Entry) -> None:
-        """Load an entry on a worker, unless somebody who could not wait has begun to. Never raises."""
-        with self.changed:
-            if entry.state is not LoadState.QUEUED:
-                return
-            self._begin_load(entry)
-        try:
-            self.load(entry, ahead=True)
-            self.shrink()
-        except Exception:  # noqa: BLE001 - the handle gives it to whoever waits; a later access meets its own
+    def check_unwritten(self, entry: Entry) -> None:
+        """Raise InPlaceError, and forget the value, when it was modified without a lease to do so. Lock held."""
+        if entry.stamp == stamp_of(entry.value) or entry.dirty or entry.writers or entry.writing:
             return
+        self.drop(entry)
+        raise InPlaceError(
+            f"the resident value of {entry.name} was modified in place without a lease of mode 'read_write'; the "
+            "change is dropped: acquire it with mode='read_write', or work on a copy"
+        )
 
-    def load(self, entry: Entry, ahead: bool = False) -> None:
-        """Load an entry that the calling thread has set to LOADING; `ahead`: before anybody needs it.
+    def keys_of(self, source: Source) -> list[Key]:
+        """Keys of the table that belong to a source, one per device. Lock held."""
+        return [key for key in self.entries if key[0] == source.key]
 
-        Raises what the source raises; the entry is then forgotten.
-        """
-        try:
-            # A value that is too large to be retained shall not displace the others before anybody needs it.
-            kept = not (ahead and self._is_oversized(entry.nbytes)) or entry.key in self.pins
-            entry.reserved = self.shrink(entry.nbytes) if kept else 0
-            value = _read(entry.source, entry.device)
-        except BaseException as error:
-            with self.changed:
-                self.reserved -= entry.reserved
-                entry.state = LoadState.FAILED
-                self.pins.discard(entry.key)
+    # ---- values whose tensors are gone ----------------------------------------------------------------------------
+
+    def source_at(self, key: Key) -> Source | None:
+        """Give the source of a key that was in the table once, None when it is gone. Lock held."""
+        found = self._sources.get(key)
+        return None if found is None else found()
+
+    def bury(self) -> None:
+        """Drop what no tensor has any more. Lock held."""
+        while self._orphans:
+            key = self._orphans.popleft()
+            self._sources.pop(key, None)
+            self.pins.discard(key)
+            entry = self.entries.get(key)
+            if entry is not None:
                 self.drop(entry)
-                entry.loaded.set_exception(error)
-                self.changed.notify_all()
-            raise
-        with self.changed:
-            self.reserved -= entry.reserved
-            # Only now does a source surely know what its value takes.
-            entry.value, entry.nbytes, entry.state = value, entry.source.nbytes, LoadState.READY
-            entry.stamp = _stamp_of(value)
-            self.nbytes += entry.nbytes
-            self.policy.arrive(entry.key, entry.nbytes)
-            entry.loaded.set_result(value)
-            if entry.detached:
-                self._free(entry)
-            self.changed.notify_all()
+            self.policy.remove(key)
 
-    def _is_oversized(self, nbytes: int) -> bool:
-        return self.max_bytes is not None and nbytes > self.max_bytes
+    # ---- eviction -------------------------------------------------------------------------------------------------
 
-    def _over(self, needed: int) -> int:
-        """Bytes above the budget when `needed` more come. Lock held."""
-        return 0 if self.max_bytes is None else self.nbytes + self.reserved + needed - self.max_bytes
+    def _is_evictable(self, key: Hashable) -> bool:
+        entry = self.entries.get(key)  # type: ignore[call-overload]
+        return entry is not None and entry.is_idle and key not in self.pins
 
-    def shrink(self, reserve: int = 0) -> int:
-        """Evict until `reserve` more bytes fit, or nothing more can go; reserve them. Raises StorageError."""
+    def victim(self, needed: int, beyond: int = -1) -> Entry | None:
+        """Choose what to evict so that `needed` bytes fit, see `Policy.victim`; None: nothing can go. Lock held."""
+        if self._oversized:
+            found = next(filter(self._is_evictable, self._oversized), None)
+            if found is not None:
+                return self.entries[found]
+        over = self.room.over(needed)
+        chosen = self.policy.victim(self._is_evictable, over, beyond)
+        return None if chosen is None else self.entries[chosen]  # type: ignore[index]
+
+    def shrink(self) -> None:
+        """Evict what is too much, as far as it can go. Raises StorageError."""
         while True:
-            with self.changed:
-                victim = self._victim(reserve)
+            with self.room.lock:
+                victim = self.victim(0)
                 if victim is None:
-                    self.reserved += reserve
-                    return reserve
-                if not victim.dirty:
-                    self.drop(victim)
-                    continue
-                victim.writing, victim.dirty = True, False
-            self._write_back(victim)
+                    return
+                dirty = self.begin_eviction(victim)
+            if dirty:
+                self.write_back(victim)
 
-    def _victim(self, needed: int) -> Entry | None:
-        over = self._over(needed)
-        idle = {e.key: e for e in self.entries.values() if e.is_idle and e.key not in self.pins}
-        oversized = next((entry for entry in idle.values() if self._is_oversized(entry.nbytes)), None)
-        if oversized is not None:
-            return oversized
-        chosen = self.policy.victim(list(idle), over)
-        return None if chosen is None else idle[chosen]
+    def begin_eviction(self, entry: Entry) -> bool:
+        """Drop an idle entry, or say that it has to be written back first (by who asked). Lock held."""
+        if not entry.dirty:
+            self.drop(entry)
+            return False
+        entry.writing, entry.dirty = True, False
+        self.room.busy += 1
+        return True
+
+    def admit(self, entry: Entry) -> None:
+        """Let the policy know of a value that was loaded. Lock held."""
+        self.policy.arrive(entry.key, entry.nbytes)
+        if self.room.is_oversized(entry.nbytes):
+            self._oversized[entry.key] = None
 
     def drop(self, entry: Entry) -> None:
         """Take an entry out of the table; its bytes count until its last lease ends. Lock held."""
         if self.entries.get(entry.key) is entry:  # a stale one that is still being loaded may have left before
             del self.entries[entry.key]
+            self.policy.forget(entry.key)
+            self._oversized.pop(entry.key, None)
         entry.detached = True
-        self.policy.forget(entry.key)
         if entry.state is LoadState.READY:
-            self._handed[(entry.key, entry.version)] = entry.loaded
-        self._free(entry)
+            self._handed[entry.key, entry.version] = entry.loaded
+        self.free(entry)
 
-    def _free(self, entry: Entry) -> None:
+    def free(self, entry: Entry) -> None:
         """Let go of the value of an entry that left the table, unless it is in use. Lock held."""
         if entry.is_idle and entry.value is not None:
             entry.value = None
-            self.nbytes -= entry.nbytes
+            self.room.loaded -= entry.nbytes
 
-    def _write_back(self, entry: Entry) -> None:
-        """Store a value; who calls has set `writing` and cleared `dirty` under the lock."""
-        failed = True
+    # ---- writing back ---------------------------------------------------------------------------------------------
+
+    def write_back(self, entry: Entry) -> None:
+        """Store a value for which `begin_eviction` said so."""
+        source, failed = entry.keep, True
         try:
-            entry.source.store(entry.value)  # type: ignore[attr-defined]
+            source.store(entry.value)  # type: ignore[union-attr]
             failed = False
         finally:
-            with self.changed:
+            with self.room.lock:
+                self.room.busy -= 1
                 entry.writing = False
                 entry.dirty = entry.dirty or failed or entry.writers > 0
                 if not failed:
-                    entry.version, entry.stamp = version_of(entry.source), _stamp_of(entry.value)
-                self.changed.notify_all()
+                    entry.version, entry.stamp = version_of(source), stamp_of(entry.value)  # type: ignore[arg-type]
+                if not entry.dirty:
+                    entry.keep = None
+                self.room.wake()
 
-    def settle(self, key: Hashable, remove: bool) -> None:
+    def settle(self, key: Key, remove: bool) -> None:
         """Wait until a key is neither loaded nor written, then write it back if it is dirty, and remove it if told."""
         while True:
-            with self.changed:
+            with self.room.lock:
                 entry = self.entries.get(key)
                 if entry is None:
                     return
-                busy = entry.state is not LoadState.READY or entry.writing
-                if busy or (remove and entry.waiting):
-                    self.changed.wait()
+                if entry.state is not LoadState.READY or entry.writing:
+                    self.room.sleep()
                     continue
                 if remove:
                     self._refuse_in_use(entry)
@@ -252,17 +202,26 @@ class ResidentTable:
                     if remove:
                         self.drop(entry)
                     return
-                entry.writing, entry.dirty = True, False
-            self._write_back(entry)
+                self.begin_eviction(entry)
+            self.write_back(entry)
             if not remove:
                 return
 
-    def keys_of(self, source: Source) -> list[Hashable]:
-        """Keys of the table that belong to a source, one per device. Lock held."""
-        return [key for key in self.entries if key[0] == source.key]  # type: ignore[index]
-
     def _refuse_in_use(self, entry: Entry) -> None:
         if entry.leases:
-            raise ResidencyError(f"{entry.source.key} has {entry.leases} open leases; release them before evicting it")
+            raise ResidencyError(f"{entry.name} has {entry.leases} open leases; release them before evicting it")
         if entry.key in self.pins:
-            raise ResidencyError(f"{entry.source.key} is pinned; unpin it before evicting it")
+            raise ResidencyError(f"{entry.name} is pinned; unpin it before evicting it")
+
+
+def _bury_or_note(table_of: "weakref.ref[ResidentTable]", key: Key, _: object) -> None:
+    # Called when a source dies, perhaps by the garbage collector while this very thread holds the lock: no waiting.
+    table = table_of()
+    if table is None:
+        return
+    table._orphans.append(key)
+    if table.room.lock.acquire(blocking=False):
+        try:
+            table.bury()
+        finally:
+            table.room.lock.release()

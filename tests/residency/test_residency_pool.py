@@ -221,7 +221,8 @@ def test_close_is_refused_while_a_lease_is_open_and_nothing_works_after_it():
 
 def test_a_deep_copy_is_an_empty_pool_of_the_same_settings():
     pool = TensorResidencyPool(7, 3, ResidencyStrategy.LEARNED)
-    use(pool, CountingSource("w", nbytes=2))
+    source = CountingSource("w", nbytes=2)
+    use(pool, source)
     twin, again = copy.deepcopy([pool, pool])
     assert twin is again
     assert (twin.max_cached_bytes, twin.max_workers, twin.strategy) == (7, 3, ResidencyStrategy.LEARNED)

@@ -1,0 +1,111 @@
+"""Reading ahead: while a value is used, workers load those that the learned order says come next."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, final
+
+from t2n_hf.errors import ResidencyError
+from t2n_hf.residency.entry import Entry, LoadState
+from t2n_hf.residency.loading import Loading
+from t2n_hf.residency.source import Source
+from t2n_hf.residency.table import ResidentTable
+from t2n_hf.residency.workers import Workers
+
+__all__ = ["Readahead"]
+
+_SLOW_BYTES_PER_S: Final = 2e9  # the page cache is faster
+_ADVISED_NBYTES: Final = 64 << 20
+_ADVISED_COUNT: Final = 16
+
+
+@final
+class Readahead:
+    """Decides what to read ahead: at most `window` bytes that nobody has used yet, in the order of use.
+
+    Room is made before a value is queued, and only by evicting what is needed later than it: so the budget is held, and
+    hardly anything is read twice. A value that is larger than the window is read ahead when it comes next and what is
+    in use meanwhile is smaller than the window: its room has to be made in any case.
+    """
+
+    def __init__(self, table: ResidentTable, loading: Loading, workers: Workers, window: int) -> None:
+        self._table = table
+        self._room = table.room
+        self._loading = loading
+        self._workers = workers
+        self._window = window
+        self._unused: deque[tuple[Entry, int]] = deque()  # with how many values came before each
+        self._advised: set[object] = set()
+        self._is_slow = False
+        loading.cancel = self.cancel
+        workers.load = self.load
+
+    def plan(self) -> None:
+        """Queue what the calling thread will use next, as far as there is room. Lock held."""
+        table = self._table
+        while (found := table.policy.peek()) is not None:
+            key, distance = found
+            if key not in table.entries:
+                source = table.source_at(key)  # type: ignore[arg-type]
+                if source is None:
+                    table.policy.remove(key)
+                    continue
+                if not self._fits(source.nbytes, distance) or not self._loading.try_room(source.nbytes, distance):
+                    return
+                entry = table.enter(key, source)  # type: ignore[arg-type]
+                self._loading.reserve(entry)
+                entry.ahead = True
+                self._unused.append((entry, distance))
+                self._workers.put(entry, source)
+            table.policy.advance()
+
+    def _fits(self, nbytes: int, distance: int) -> bool:
+        # What was skipped is far away again, and shall not keep others from being read.
+        self._unused = deque(
+            (entry, before)
+            for entry, before in self._unused
+            if entry.ahead and not entry.detached and self._table.policy.distance(entry.key) <= before
+        )
+        unused = sum(entry.nbytes for entry, _ in self._unused)
+        if unused + nbytes <= self._window:
+            return True
+        room = self._room
+        fits = room.max_bytes is None or room.leased + room.reserved + nbytes <= room.max_bytes
+        return fits and not self._unused and distance == 0 and room.leased <= self._window
+
+    def cancel(self) -> bool:
+        """Take back what is needed last of what is queued; False when nothing is. Lock held."""
+        while self._unused:
+            entry, _ = self._unused.pop()
+            if entry.ahead and entry.state is LoadState.QUEUED:
+                self._loading.fail(entry, ResidencyError(f"{entry.name}: its room was needed before it was read ahead"))
+                return True
+        return False
+
+    def load(self, entry: Entry, source: Source) -> None:
+        """Load what was queued (for a worker), telling the system first what will be read after it."""
+        if entry.ahead and self._is_slow:
+            self._advise_after(entry)
+        start, reading = time.monotonic(), entry.ahead and entry.state is LoadState.QUEUED
+        self._loading.load_queued(entry, source)
+        if reading:
+            self._is_slow = entry.nbytes < _SLOW_BYTES_PER_S * (time.monotonic() - start)
+
+    def _advise_after(self, entry: Entry) -> None:
+        with self._room.lock:
+            self._advised.discard(entry.key)
+            coming, nbytes = [], 0
+            for key in self._table.policy.following(entry.key, _ADVISED_COUNT):
+                source = None if key in self._table.entries else self._table.source_at(key)  # type: ignore[arg-type]
+                if source is None:
+                    continue
+                nbytes += source.nbytes
+                if nbytes > _ADVISED_NBYTES:
+                    break
+                if key not in self._advised:
+                    self._advised.add(key)
+                    coming.append(source)
+        for source in coming:
+            advise: Callable[[], None] | None = getattr(source, "advise", None)
+            if advise is not None:
+                advise()

@@ -1,0 +1,204 @@
+"""Leases: values that stay because a thread uses them, taken together or not at all."""
+
+from contextlib import suppress
+from threading import Thread, current_thread
+from typing import final
+
+import torch
+
+from t2n_hf.errors import ResidencyError
+from t2n_hf.residency.entry import Claim, Entry, LoadState, Wanted
+from t2n_hf.residency.loading import Loading
+from t2n_hf.residency.source import Source, version_of
+from t2n_hf.residency.table import ResidentTable, stamp_of
+
+__all__ = ["Claims"]
+
+
+@final
+class Claims:
+    """Opens and ends claims on the values of one table. `count` is the number of open leases."""
+
+    def __init__(self, table: ResidentTable, loading: Loading) -> None:
+        self._table = table
+        self._room = table.room
+        self._loading = loading
+        self.count = 0
+
+    def lease(self, claim: Claim, wanted: Wanted) -> bool:
+        """Lease all of `wanted`, in a strict room once there is room; say whether some is yet to load. Lock held.
+
+        What raises leaves a claim that has to be released. Raises InPlaceError when a value was modified in place
+        without a lease to do so.
+        """
+        table, thread = self._table, current_thread()
+        if self._room.strict:
+            self._admit(claim, wanted, thread)
+        claim.owner = thread
+        missing = False
+        for source, device in wanted:
+            key = (source.key, device)
+            table.policy.touch(key)
+            entry = table.find(key, source)
+            if entry.state is not LoadState.READY:
+                missing = True
+            elif entry.stamp != stamp_of(entry.value):
+                table.check_unwritten(entry)
+            self._lease_one(entry, claim, source)
+        return missing
+
+    def _admit(self, claim: Claim, wanted: Wanted, thread: Thread) -> None:
+        room, entries = self._room, self._table.entries
+
+        def need() -> int:
+            total = claim.nested
+            for source, device in wanted:
+                entry = entries.get((source.key, device))
+                if entry is None:
+                    total += source.nbytes
+                elif not entry.leases:
+                    total += entry.nbytes
+            return total
+
+        grant = room.grants.get(thread)
+        if grant is None:
+            room.admit(thread, need)
+            grant = room.grant(thread, claim.nested)
+        else:
+            claim.taken = room.take(grant, need() - claim.nested)
+        grant.claims += 1
+        claim.owner = thread
+
+    def _lease_one(self, entry: Entry, claim: Claim, source: Source) -> None:
+        if not entry.leases:
+            self._room.leased += entry.nbytes
+        entry.leases += 1
+        entry.ahead = False
+        self.count += 1
+        claim.entries.append(entry)
+        if claim.writes:
+            entry.writers += 1
+            entry.dirty = True
+            entry.keep = source
+
+    def _unlease_one(self, entry: Entry, claim: Claim) -> bool:
+        """End a lease; say whether the value may have to go. Lock held."""
+        entry.leases -= 1
+        self.count -= 1
+        if claim.writes:
+            entry.writers -= 1
+            entry.dirty = True  # a flush may have stored the value before its last change
+        if entry.leases:
+            return False
+        self._room.leased -= entry.nbytes
+        if entry.state is LoadState.QUEUED and not entry.queued:  # nobody else will load it
+            self._loading.fail(entry, ResidencyError(f"{entry.name}: whoever wanted the value went away"))
+        if entry.detached:
+            self._table.free(entry)
+            return False
+        return self._room.is_oversized(entry.nbytes) or not self._table.policy.keeps(entry.key)
+
+    def reserve_missing(self, claim: Claim) -> None:
+        """Put bytes aside for what a claim is about to load, if there is room, before others take it. Lock held."""
+        for entry in claim.entries:
+            if entry.state is LoadState.QUEUED and not entry.reserved and self._loading.try_room(entry.nbytes):
+                self._loading.reserve(entry)
+
+    def load_missing(self, claim: Claim, wanted: Wanted) -> None:
+        """Load what a claim lacks, or wait for who loads it. Raises what loading raises."""
+        for place, (source, _) in enumerate(wanted):
+            while self._to_load(claim, place, source):
+                self._loading.load(claim.entries[place], source)
+
+    def _to_load(self, claim: Claim, place: int, source: Source) -> bool:
+        """Wait while another thread loads an entry; say whether this one has to."""
+        with self._room.lock:
+            while True:
+                entry = claim.entries[place]
+                if entry.state is LoadState.READY:
+                    return False
+                if entry.state is LoadState.FAILED:  # another thread's read failed: this one tries itself
+                    self._unlease_one(entry, claim)
+                    del claim.entries[place]
+                    self._lease_one(self._table.find(entry.key, source), claim, source)
+                    claim.entries.insert(place, claim.entries.pop())
+                elif entry.state is LoadState.QUEUED:
+                    self._loading.begin(entry, source)
+                    return True
+                else:
+                    self._room.sleep()
+
+    def release(self, claim: Claim) -> None:
+        """End a claim; does nothing when it is not open.
+
+        Raises StorageError when what must go cannot be written back, ResidencyError when what was leased for writing
+        was overwritten meanwhile, so that changes are lost.
+        """
+        room = self._room
+        with room.lock:
+            entries, claim.entries = claim.entries, []
+            owner, claim.owner = claim.owner, None
+            if owner is None:
+                return
+            shrink = False
+            for entry in entries:
+                shrink = self._unlease_one(entry, claim) or shrink
+            if room.strict:
+                room.give_back(owner, claim.taken)
+                claim.taken = 0
+            room.wake()
+            shrink = shrink or room.over(0) > 0
+            overtaken = claim.writes and any(e.detached and e.state is LoadState.READY for e in entries)
+        if shrink:
+            self._table.shrink()
+        if overtaken:
+            raise ResidencyError(
+                f"{entries[0].name} was overwritten while a read_write lease was open: what was changed through the "
+                "lease is lost; do one or the other"
+            )
+
+    # ---- reads without a lease ------------------------------------------------------------------------------------
+
+    def resolve(self, source: Source, device: torch.device) -> torch.Tensor:
+        """Give a value, loaded if need be; it may leave the pool at once. Raises StorageError."""
+        key = (source.key, device)
+        entry = self._table.entries.get(key)
+        if entry is not None and entry.leases and entry.version == version_of(source):
+            # A leased value stays where it is: no need for the lock, nor to say that it is used.
+            value = entry.value
+            if value is not None and entry.stamp == stamp_of(value):
+                return value
+        while True:
+            with self._room.lock:
+                self._table.policy.touch(key)
+                entry = self._table.find(key, source)
+                entry.ahead = False
+                if entry.state is LoadState.QUEUED:
+                    self._loading.begin(entry, source)
+                    break
+                if entry.state is LoadState.LOADING:
+                    self._wait_for(entry)
+                if entry.state is LoadState.READY:
+                    if entry.value is None:  # it has left the table again
+                        return entry.loaded.result()
+                    self._table.check_unwritten(entry)
+                    return entry.value
+        value = self._loading.load(entry, source)
+        self._table.shrink()
+        return value
+
+    def _wait_for(self, entry: Entry) -> None:
+        while entry.state is LoadState.LOADING:
+            self._room.sleep()
+
+    def hasten(self, source: Source, device: torch.device) -> None:
+        """Load a queued value in the calling thread, which waits for it, unless a worker has begun to."""
+        with self._room.lock:
+            entry = self._table.entries.get((source.key, device))
+            if entry is None or entry.state is not LoadState.QUEUED:
+                return
+            self._loading.begin(entry, source)
+            ahead = self._loading.streams(entry)
+        with suppress(Exception):  # the handle raises it
+            self._loading.load(entry, source, ahead)
+            self._table.shrink()

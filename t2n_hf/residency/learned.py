@@ -1,0 +1,215 @@
+"""An order of use that is learned while it is followed, and what to evict and to read ahead by it."""
+
+import threading
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, final
+
+from t2n_hf.residency.policy import Evictable
+
+__all__ = ["LearnedOrder"]
+
+_IDLE_USES: Final = 64
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Where one thread is in the order.
+
+    `last` is its last use, `tail` the last key it expects, `seen` the clock when it was last seen; `passed` are the
+    keys of its present pass, in order, in which it went backwards `turns` times; of the keys that come next `scanned`
+    were looked at.
+    """
+
+    last: Hashable
+    tail: Hashable
+    seen: int
+    passed: dict[Hashable, None] = field(default_factory=dict)
+    turns: int = 0
+    scanned: int = 0
+
+
+@final
+class LearnedOrder:
+    """Evict what will be used last, in an order learned from what was used after what.
+
+    The order is a cycle. A key seen for the first time is put after the one that its thread used before, so a first
+    pass writes the order down and all later ones follow it; skipped and repeated uses only move the thread's place. A
+    pass that goes back and forth shows that the order is another one: it then becomes that of this pass. The next use
+    of a key is the nearest one over all threads, each counted from its own place: threads that run different prompts
+    through one model do not disturb each other. In the first pass the latest value counts as furthest, as if the next
+    pass began at once.
+
+    To find what to evict takes O(log n) for n keys, beside what is in use.
+    """
+
+    def __init__(self) -> None:
+        self._order: list[Hashable] = []
+        self._place: dict[Hashable, int] = {}
+        self._loaded: list[int] = []  # places of the keys whose values are loaded, ascending
+        self._readers: dict[int, _Reader] = {}
+        self._clock = 0
+        self._passes = 0
+
+    # ---- learning -------------------------------------------------------------------------------------------------
+
+    def _insert_after(self, key: Hashable, before: Hashable | None) -> None:
+        place = self._place.get(before, len(self._order) - 1) + 1
+        self._order.insert(place, key)
+        for shifted in range(place, len(self._order)):
+            self._place[self._order[shifted]] = shifted
+        for at in range(bisect_left(self._loaded, place), len(self._loaded)):
+            self._loaded[at] += 1
+
+    def _set_order(self, order: Iterable[Hashable]) -> None:
+        loaded = {self._order[place] for place in self._loaded}
+        self._order = list(order)
+        self._place = {key: place for place, key in enumerate(self._order)}
+        self._loaded = sorted(self._place[key] for key in loaded if key in self._place)
+        for reader in self._readers.values():
+            reader.scanned = 0
+
+    def expect(self, key: Hashable) -> None:
+        """Put a new key after what the thread uses or expects last."""
+        reader = self._readers.get(threading.get_ident())
+        if key not in self._place:
+            self._insert_after(key, reader.tail if reader else None)
+        if reader:
+            reader.tail = key
+
+    def touch(self, key: Hashable) -> None:
+        """Move the calling thread to `key`."""
+        self._clock += 1
+        thread = threading.get_ident()
+        reader = self._readers.get(thread)
+        if reader is None:
+            if key not in self._place:
+                self._insert_after(key, None)
+            self._readers[thread] = _Reader(key, key, self._clock, {key: None})
+            return
+        reader.seen = self._clock
+        if key == reader.last:
+            return
+        if key not in self._place:
+            self._insert_after(key, reader.last)
+        if key in reader.passed:
+            self._end_pass(reader)
+        place, here = self._place[key], self._place[reader.last]
+        if place < here and reader.passed:
+            reader.turns += 1
+        reader.passed[key] = None
+        reader.scanned = max(0, reader.scanned - (place - here) % len(self._order))
+        if reader.tail == reader.last:
+            reader.tail = key
+        reader.last = key
+
+    def _end_pass(self, reader: _Reader) -> None:
+        passed, turns = reader.passed, reader.turns
+        reader.passed, reader.turns = {}, 0
+        self._passes += 1
+        if turns <= 1:  # a pass that began in the middle turns once
+            return
+        # What this pass left out stays behind what it came after before.
+        start = self._place[next(iter(passed))]
+        behind: dict[Hashable, list[Hashable]] = {}
+        for key in self._order[start:] + self._order[:start]:
+            if key in passed:
+                behind[key] = latest = [key]
+            else:
+                latest.append(key)
+        self._set_order(key for first in passed for key in behind[first])
+
+    def remove(self, key: Hashable) -> None:
+        """Take `key` out of the order."""
+        if key not in self._place:
+            return
+        for reader in self._readers.values():
+            reader.passed.pop(key, None)
+        place = self._place[key]
+        self._readers = {t: r for t, r in self._readers.items() if key not in (r.last, r.tail)}
+        self._set_order(self._order[:place] + self._order[place + 1 :])
+
+    # ---- what is loaded -------------------------------------------------------------------------------------------
+
+    def arrive(self, key: Hashable, nbytes: int) -> None:
+        """Note that it can be evicted."""
+        if key not in self._place:
+            self._insert_after(key, None)
+        place = self._place[key]
+        at = bisect_left(self._loaded, place)
+        if at == len(self._loaded) or self._loaded[at] != place:
+            insort(self._loaded, place)
+
+    def forget(self, key: Hashable) -> None:
+        """Keep the place: the order outlives the values."""
+        place = self._place.get(key, -1)
+        at = bisect_left(self._loaded, place)
+        if at < len(self._loaded) and self._loaded[at] == place:
+            del self._loaded[at]
+
+    # ---- what comes next ------------------------------------------------------------------------------------------
+
+    def _places_of_readers(self) -> list[int]:
+        # A thread that ended, or waits for its next prompt, must not hold values for a use that may never come.
+        stale = self._clock - 2 * len(self._order) - _IDLE_USES
+        for thread in [thread for thread, reader in self._readers.items() if reader.seen < stale]:
+            del self._readers[thread]
+        return sorted({self._place[reader.last] for reader in self._readers.values()}) or [len(self._order) - 1]
+
+    def keeps(self, key: Hashable) -> bool:
+        """All of them."""
+        return True
+
+    def distance(self, key: Hashable) -> int:
+        """Count from the thread that will be there first."""
+        count, place = len(self._order), self._place.get(key)
+        if place is None:
+            return count
+        return min((place - here - 1) % count for here in self._places_of_readers())
+
+    def victim(self, evictable: Evictable, over: int, beyond: int = -1) -> Hashable | None:
+        """Choose the key whose next use is furthest when there is too much."""
+        if over <= 0 or not self._loaded:
+            return None
+        readers = self._places_of_readers()
+        chosen, furthest = None, beyond
+        for here, until in zip(readers, readers[1:] + readers[:1], strict=True):
+            # The keys between a thread and the next one ahead of it; of these the last will be used last.
+            length = (until - here - 1) % len(self._order) + 1
+            if length - 1 > furthest:
+                key, distance = self._last_of(until, length, evictable)
+                if distance > furthest:
+                    chosen, furthest = key, distance
+        return chosen
+
+    def _last_of(self, until: int, length: int, evictable: Evictable) -> tuple[Hashable | None, int]:
+        """Find the last loaded, evictable key of the `length` places up to `until`, and its distance from the first."""
+        last = bisect_right(self._loaded, until) - 1
+        for at in range(last, last - len(self._loaded), -1):
+            back = (until - self._loaded[at]) % len(self._order)
+            if back >= length:
+                break
+            key = self._order[self._loaded[at]]
+            if evictable(key):
+                return key, length - 1 - back
+        return None, -1
+
+    def peek(self) -> tuple[Hashable, int] | None:
+        """Give what comes after what was looked at; None before a pass was seen, and when everything is loaded."""
+        reader = self._readers.get(threading.get_ident())
+        count = len(self._order)
+        if reader is None or not self._passes or len(self._loaded) == count or reader.scanned >= count - 1:
+            return None
+        return self._order[(self._place[reader.last] + 1 + reader.scanned) % count], reader.scanned
+
+    def advance(self) -> None:
+        """Go on to the next one."""
+        self._readers[threading.get_ident()].scanned += 1
+
+    def following(self, key: Hashable, count: int) -> list[Hashable]:
+        """Give those after `key` in the cycle."""
+        place, order = self._place.get(key), self._order
+        if place is None:
+            return []
+        return [order[(place + step) % len(order)] for step in range(1, min(count + 1, len(order)))]

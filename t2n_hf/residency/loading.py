@@ -1,0 +1,175 @@
+"""How values come into a pool: room is made, they are read outside the lock, and failures are forgotten."""
+
+from collections.abc import Callable
+from threading import current_thread
+from typing import final
+
+import torch
+
+from t2n_hf.errors import StorageError, T2NError
+from t2n_hf.residency.entry import Entry, LoadState
+from t2n_hf.residency.room import Patience
+from t2n_hf.residency.source import Source, version_of
+from t2n_hf.residency.table import ResidentTable, stamp_of
+
+__all__ = ["Loading"]
+
+
+def _read(source: Source, device: torch.device) -> torch.Tensor:
+    try:
+        return source.load(device)
+    except OSError as error:
+        if isinstance(error, T2NError):
+            raise
+        raise StorageError(f"{source.key}: cannot be read: {error}") from error
+
+
+@final
+class Loading:
+    """Loads entries of one table.
+
+    Methods that say "lock held" expect the lock of the table's room, all others take it. `cancel` takes back one value
+    that is queued to be read ahead, and says whether there was one; it is called with the lock held.
+    """
+
+    def __init__(self, table: ResidentTable) -> None:
+        self._table = table
+        self._room = table.room
+        self.cancel: Callable[[], bool] = lambda: False
+
+    def begin(self, entry: Entry, source: Source) -> None:
+        """Let the calling thread be the one that loads. Lock held."""
+        entry.state, entry.version = LoadState.LOADING, version_of(source)
+
+    def load(self, entry: Entry, source: Source, streamed: bool = False) -> torch.Tensor:
+        """Load an entry that the calling thread needs now, and has begun; `streamed`: without making room.
+
+        Raises what the source raises.
+        """
+        try:
+            if not entry.reserved and not streamed:
+                self._make_room(entry, source)
+        except BaseException as error:
+            with self._room.lock:
+                self.fail(entry, error)
+            raise
+        return self._read_into(entry, source)
+
+    def load_queued(self, entry: Entry, source: Source) -> None:
+        """Load an entry on a worker, unless somebody who could not wait has begun to. Never raises an Exception."""
+        try:
+            with self._room.lock:
+                if entry.state is not LoadState.QUEUED:
+                    return
+                # Who waits for it must be able to load it while a strict room has the worker wait.
+                if entry.reserved or self.streams(entry):
+                    self.begin(entry, source)
+            try:
+                if entry.state is LoadState.QUEUED and not self._make_room(entry, source, queued=True):
+                    return
+            except BaseException as error:
+                with self._room.lock:
+                    if entry.state is LoadState.QUEUED:
+                        self.fail(entry, error)
+                raise
+            self._read_into(entry, source)
+            self._table.shrink()
+        except Exception:  # noqa: BLE001 - the handle gives it to whoever waits; a later access meets its own
+            return
+
+    def streams(self, entry: Entry) -> bool:
+        """Say whether a prefetch is handed on without displacing others: it is too large to be retained. Lock held."""
+        return not self._room.strict and self._room.is_oversized(entry.nbytes) and entry.key not in self._table.pins
+
+    def _read_into(self, entry: Entry, source: Source) -> torch.Tensor:
+        room = self._room
+        with room.lock:
+            found = self._table.handed(entry.key, entry.version)
+            room.busy += 1
+        try:
+            value = _read(source, entry.key[1]) if found is None else found.result()
+        except BaseException as error:
+            with room.lock:
+                room.busy -= 1
+                self.fail(entry, error)
+            raise
+        with room.lock:
+            room.busy -= 1
+            self._unreserve(entry)
+            # Only now does a source surely know what its value takes.
+            nbytes = source.nbytes
+            if entry.leases:
+                room.leased += nbytes - entry.nbytes
+            entry.value, entry.nbytes, entry.state, entry.stamp = value, nbytes, LoadState.READY, stamp_of(value)
+            room.loaded += nbytes
+            room.reserve(0)
+            entry.loaded.set_result(value)
+            if entry.detached:
+                self._table.free(entry)
+            else:
+                self._table.admit(entry)
+            room.wake()
+        return value
+
+    def fail(self, entry: Entry, error: BaseException) -> None:
+        """Forget an entry that could not be loaded. Lock held."""
+        self._unreserve(entry)
+        entry.state = LoadState.FAILED
+        self._table.pins.discard(entry.key)
+        self._table.drop(entry)
+        entry.loaded.set_exception(error)
+        self._room.wake()
+
+    def _unreserve(self, entry: Entry) -> None:
+        self._room.reserved -= entry.reserved
+        entry.reserved = 0
+
+    # ---- room -----------------------------------------------------------------------------------------------------
+
+    def reserve(self, entry: Entry) -> None:
+        """Put bytes aside for an entry. Lock held."""
+        entry.reserved = entry.nbytes
+        self._room.reserve(entry.nbytes)
+
+    def try_room(self, nbytes: int, beyond: int = -1) -> bool:
+        """Make room for `nbytes` bytes if that can be done at once, see `Policy.victim`. Lock held."""
+        while self._room.over(nbytes) > 0:
+            victim = self._table.victim(nbytes, beyond)
+            if victim is None or victim.dirty:
+                return False
+            self._table.drop(victim)
+        return True
+
+    def _make_room(self, entry: Entry, source: Source, queued: bool = False) -> bool:
+        """Evict until an entry fits, or nothing more can go; reserve its bytes. Raises StorageError.
+
+        `queued`: for a worker, which begins the load once there is room; False when another thread did so before.
+        """
+        patience = Patience()
+        while True:
+            with self._room.lock:
+                if queued and entry.state is not LoadState.QUEUED:
+                    return False
+                victim = self._table.victim(entry.nbytes)
+                if victim is None:
+                    if self._room.over(entry.nbytes) > 0 and self._waited(patience, queued):
+                        continue
+                    self.reserve(entry)
+                    if queued:
+                        self.begin(entry, source)
+                    return True
+                dirty = self._table.begin_eviction(victim)
+            if dirty:
+                self._table.write_back(victim)
+
+    def _waited(self, patience: Patience, queued: bool) -> bool:
+        """Wait once for room that others will give free; False when there is none to wait for. Lock held."""
+        room, thread = self._room, current_thread()
+        if self.cancel():
+            return True
+        if not room.strict or not (room.busy or (thread not in room.grants and room.others_hold(thread))):
+            return False
+        if queued:
+            room.sleep()
+            return True
+        return room.wait_for_others(patience)
