@@ -123,7 +123,6 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
     def _hold(self, storage: BlockStorage, compute: str) -> None:
         self._storage, self._compute, self.specific_machine = storage, compute, None
         self._note_sizes()
-        self._columns = self._sizes[-1]
 
     # ---- WeightFormat ---------------------------------------------------------------------------------------------
 
@@ -320,25 +319,23 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
         return self._storage.kernel_layout() if (overriding_compute() or self._compute) == "fast" else None
 
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        # Decoding runs this once for each matrix and token: what is looked up here shows in tokens per second.
         layout = self._fast_layout()
-        if layout is not None and x.dtype is self._acts_as and x.shape[-1] == self._columns:
-            flat = x.reshape(-1, self._columns)
-            if flat.shape[0] <= _FAST_ROWS:
-                return self._fast_linear(x, flat, layout, bias)
+        if layout is not None and x.dtype is self._acts_as:
+            shape, columns = x.shape, self._sizes[-1]
+            if shape[-1] == columns and shape.numel() <= _FAST_ROWS * columns:
+                result = self._fast_product(x if len(shape) == 2 else x.reshape(-1, columns), layout)
+                if bias is not None:
+                    result = result + bias
+                return result if len(shape) == 2 else result.view(*shape[:-1], self._sizes[-2])
         return super()._linear(x, bias)
 
-    def _fast_linear(
-        self, x: torch.Tensor, flat: torch.Tensor, layout: KernelLayout, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        rows = self._storage.rows
-        result = required_kernel().matmul(flat if flat.dtype is torch.bfloat16 else flat.to(torch.bfloat16), layout)
+    def _fast_product(self, x: torch.Tensor, layout: KernelLayout) -> torch.Tensor:
+        dtype, rows = self._acts_as, self._sizes[-2]
+        result = required_kernel().matmul(x if dtype is torch.bfloat16 else x.to(torch.bfloat16), layout)
         if result.shape[1] != rows:
             result = result[:, :rows]
-        if self._acts_as is not torch.bfloat16:
-            result = result.to(self._acts_as)
-        if bias is not None:
-            result = result + bias
-        return result.view(*x.shape[:-1], rows)
+        return result if dtype is torch.bfloat16 else result.to(dtype)
 
     def _dense_rows(self, start: int, stop: int) -> torch.Tensor:
         return self._storage.dense_rows(start, stop, self._acts_as)
