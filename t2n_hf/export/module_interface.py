@@ -125,8 +125,8 @@ def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
                 return module(*pytree.tree_map(fake, args), **pytree.tree_map(fake, kwargs))
         except DataDependentOutputException as error:
             raise CaptureError(
-                f"forward of {type(module).__name__} reads the value of a tensor (item(), tolist(), bool(), an `if`) at "
-                f"{_own_line(error)}; what it decides would be fixed in the archive. Compute it before the export, as a "
+                f"forward of {type(module).__name__} reads a tensor's value (item(), tolist(), an `if`) at "
+                f"{_own_line(error)}; what it decides would be fixed in the archive. Compute it before, as a "
                 "plain attribute of the module, or choose with torch.where"
             ) from error
         except Exception as error:

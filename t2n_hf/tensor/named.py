@@ -96,4 +96,4 @@ def apply_name_to_tensor_in_module(model: nn.Module) -> None:
             return tensor
         return tensor if isinstance(tensor, NamedTensor) else NamedTensor(tensor, name)
 
-    ModTensorUpdater(model).update_all(named)
+    ModTensorUpdater(model, add_buffers=True, add_unregistred_tensor=True).update_all(named)

@@ -111,7 +111,7 @@ def set_opaque_tensor_in_params_as_ref(model: nn.Module) -> None:
         tensor.name = tensor.name or name
         return OpaqueTensorRef(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), tensor)
 
-    ModTensorUpdater(model).update_all(referred)
+    ModTensorUpdater(model, add_buffers=True).update_all(referred)
 
 
 def find_opaque_ref_by_py_id(module: nn.Module, py_id: int) -> OpaqueTensorRef:
@@ -121,7 +121,7 @@ def find_opaque_ref_by_py_id(module: nn.Module, py_id: int) -> OpaqueTensorRef:
     of a traced graph carries; that of the reference will do too. Raises ConfigError when no parameter or buffer of
     `module` has it.
     """
-    for tensor, _ in ModTensorUpdater(module):
+    for tensor, _ in ModTensorUpdater(module, add_buffers=True):
         if isinstance(tensor, OpaqueTensorRef) and py_id in (id(tensor), id(tensor.opaque_tensor)):
             return tensor
     raise ConfigError(f"no OpaqueTensorRef with id {py_id} among the parameters and buffers of {type(module).__name__}")

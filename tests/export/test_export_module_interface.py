@@ -67,7 +67,7 @@ class ReadsItsWeight(nn.Linear):
 
 
 def test_a_module_that_reads_values_of_its_weights_is_told_the_line():
-    with pytest.raises(CaptureError, match=r"reads the value of a tensor .*argmax\(\) > 3 else -x; what it decides"):
+    with pytest.raises(CaptureError, match=r"reads a tensor's value .*argmax\(\) > 3 else -x; what it decides"):
         module_interface(ReadsItsWeight(3, 4), args=(X,))
 
 
