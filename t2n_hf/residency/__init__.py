@@ -1,9 +1,11 @@
 """Bounded memory for values that live elsewhere: leases, prefetch, a byte budget. Knows the `Source` protocol only.
 
-`pool` is what users hold and `table` what it does under its lock; `policy` chooses what leaves memory, `source` is what
-a value has to offer, `lease`, `prefetch` and `scope` are ways to ask for it.
+`pool` is what users hold; `source` is what a value has to offer; `lease`, `prefetch`, `scope` are ways to ask for it.
+Inside, `table` finds and evicts, `loading` reads, `claims` leases, `room` holds the byte budget and makes threads wait,
+`policy` and `learned` choose what leaves memory, `ahead` and `workers` read what comes next.
 """
 
+from t2n_hf.residency.entry import Claim
 from t2n_hf.residency.lease import TensorResidencyLease
 from t2n_hf.residency.policy import ResidencyStrategy
 from t2n_hf.residency.pool import TensorResidencyPool
@@ -13,6 +15,7 @@ from t2n_hf.residency.serving import ServingPool
 from t2n_hf.residency.source import Source, WritableSource
 
 __all__ = [
+    "Claim",
     "ResidencyStrategy",
     "ServingPool",
     "Source",
