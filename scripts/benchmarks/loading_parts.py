@@ -177,7 +177,7 @@ def quantize(folder: Path, out: Path) -> float:
 def script(name: str, *arguments: str) -> Results:
     """Run one of the modules beside this one in a process of its own, on one thread."""
     path = os.pathsep.join(filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    command = [sys.executable, str(SCRIPTS / "benchmarks" / f"{name}.py"), *arguments]
     return json_of(command, {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
 
 

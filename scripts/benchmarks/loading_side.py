@@ -28,8 +28,9 @@ class Side:
         env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         self.spec, self._log = spec, log
         with log.open("a") as errors:
+            self._log_start = errors.tell()
             self._process = subprocess.Popen(
-                [*launcher, python, "-m", "benchmarks.loading_worker"],
+                [*launcher, python, str(SCRIPTS / "benchmarks" / "loading_worker.py")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -48,7 +49,7 @@ class Side:
         print(json.dumps(message), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
-            tail = self._log.read_text()[-3000:]
+            tail = self._log.read_text()[self._log_start :][-3000:]
             raise RuntimeError(f"{self.spec} ended with {self._process.wait()} on {message}:\n{tail}")
         return json.loads(line)
 
