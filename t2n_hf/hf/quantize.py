@@ -105,7 +105,7 @@ def quantize_checkpoint(
     stored = CheckpointIndex.open(files)
     try:
         plan = make_output_plan(model, config, stored, max_shard_size)
-        values = _importance(importance if importance is not None else getattr(config, "importance", None))
+        values = _importance(importance if importance is not None else getattr(config, "importance", None), plan)
         report = _foreseen(str(path_or_id), target, plan)
         _refuse_nothing(report, config)
         if not dry_run:
@@ -138,7 +138,7 @@ def _on_meta(
     if not Path(path_or_id).exists():
         options["use_safetensors"] = True
     try:
-        model = load_checkpoint(path_or_id, config=T2NConfig(NOT_QUANTIZED), device_map={"": "meta"}, **options)
+        model = load_checkpoint(path_or_id, device_map={"": "meta"}, **options)
     except CheckpointNotFoundError:
         raise
     except OSError as error:
@@ -164,18 +164,29 @@ def _float_type(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
-def _importance(given: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401 - a mapping, a path or None
-    if given is None:
-        return {}
+def _importance(given: Any, plan: OutputPlan) -> dict[str, torch.Tensor]:  # noqa: ANN401 - a mapping, a path or None
+    """Read importance, and keep what is for weights that are quantized. Raises ConfigError for another model's."""
     if isinstance(given, (str, Path)):
         file = CheckpointFile(given)
         try:
-            return {name: file.byte_range(name).read() for name in file.names()}
+            given = {name: file.byte_range(name).read() for name in file.names()}
         finally:
             file.close()
-    if not isinstance(given, Mapping) or not all(isinstance(value, torch.Tensor) for value in given.values()):
+    if not isinstance(given or {}, Mapping) or not all(isinstance(v, torch.Tensor) for v in (given or {}).values()):
         raise ConfigError(f"importance is a {type(given).__name__}; expected tensors by parameter name, or a path")
-    return dict(given)
+    kept = {}
+    for weight in plan.weights:
+        name = next((name for name in weight.names if name in (given or {})), None)
+        if name is None or weight.form is None:
+            continue
+        channels = weight.shape[-2 if weight.choice.transposed else -1]
+        if tuple(given[name].shape) != (channels,):
+            raise ConfigError(
+                f"{name} has {channels} input channels, and importance of shape {tuple(given[name].shape)}; calibrate "
+                "the model that is quantized"
+            )
+        kept[weight.name] = given[name].detach().to("cpu", torch.float32)
+    return kept
 
 
 def _companions(path_or_id: str | Path, model: "PreTrainedModel", **hub: Any) -> Path | None:  # noqa: ANN401
@@ -276,12 +287,13 @@ class _Run:
 
     def _make_units(self, growing: GrowingFolder, on_progress: Progress) -> None:
         maker = UnitMaker(self.model, self.plan.dtype, self.importance, growing.append)
-        total, done = self.plan.nbytes_read, 0
+        total = self.plan.nbytes_read
         left = [unit for unit in self.plan.units if unit.name not in growing.entries]
         done = total - sum(unit.nbytes for unit in left)
-        for unit, following in zip(left, [*left[1:], None], strict=True):
-            for _, found in following.sources if following is not None else ():
-                found.advise("willneed")
+        for number, unit in enumerate(left):
+            for following in left[number + 1 : number + 2]:
+                for _, found in following.sources:
+                    found.advise("willneed")
             growing.begin(unit)
             growing.end(unit, maker.make(unit))
             done += unit.nbytes

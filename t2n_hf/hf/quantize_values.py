@@ -128,7 +128,7 @@ class UnitMaker:
         if weight.form is None:
             self._hand_on(weight.name, value.to(weight.dtype))
             return
-        importance = next((self._importance[n] for n in weight.names if n in self._importance), None)
+        importance = self._importance.get(weight.name)
         state = opaque_state(value, weight.choice, dtype=weight.dtype, name=weight.name, importance=importance)
         _check(weight, state, item)
         if not item:  # of fused experts the first one is looked at
