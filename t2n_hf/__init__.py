@@ -13,6 +13,8 @@ from t2n_hf.hf.quantizer import register
 
 if TYPE_CHECKING:
     from t2n_hf.export import export_nnef
+    from t2n_hf.hf.dispatch import dispatch_model, load_checkpoint_and_dispatch
+    from t2n_hf.hf.outlook import plan_placement
     from t2n_hf.hf.quantize import quantize_checkpoint
     from t2n_hf.hub import pull_nnef_from_hub, push_nnef_to_hub
     from t2n_hf.tract.model import TractModelForCausalLM
@@ -20,8 +22,11 @@ if TYPE_CHECKING:
 __all__ = [
     "T2NConfig",
     "TractModelForCausalLM",
+    "dispatch_model",
     "export_nnef",
+    "load_checkpoint_and_dispatch",
     "materialize",
+    "plan_placement",
     "pull_nnef_from_hub",
     "push_nnef_to_hub",
     "quantize_checkpoint",
@@ -31,7 +36,10 @@ __version__ = "0.1.0"
 
 _LATER: Final = {
     "TractModelForCausalLM": "t2n_hf.tract.model",
+    "dispatch_model": "t2n_hf.hf.dispatch",
     "export_nnef": "t2n_hf.export",
+    "load_checkpoint_and_dispatch": "t2n_hf.hf.dispatch",
+    "plan_placement": "t2n_hf.hf.outlook",
     "pull_nnef_from_hub": "t2n_hf.hub",
     "push_nnef_to_hub": "t2n_hf.hub",
     "quantize_checkpoint": "t2n_hf.hf.quantize",

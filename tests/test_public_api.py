@@ -14,8 +14,11 @@ PUBLIC = {
     "t2n_hf": {
         "T2NConfig",
         "TractModelForCausalLM",
+        "dispatch_model",
         "export_nnef",
+        "load_checkpoint_and_dispatch",
         "materialize",
+        "plan_placement",
         "pull_nnef_from_hub",
         "push_nnef_to_hub",
         "quantize_checkpoint",

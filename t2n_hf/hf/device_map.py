@@ -4,6 +4,7 @@ transformers' and accelerate's own offload throws quantized results away, resave
 parameters on meta. So they are shown a map with one device, and what was asked for is remembered here.
 """
 
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -13,7 +14,7 @@ from torch import nn
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.machine import device_named
 
-__all__ = ["CPU", "DISK", "PLANNED_MAPS", "Placement", "Where", "checked_map"]
+__all__ = ["CPU", "DISK", "PLANNED_MAPS", "Placement", "Where", "check_names", "checked_map"]
 
 DISK: Final = "disk"
 CPU: Final = "cpu"
@@ -37,16 +38,34 @@ def checked_map(device_map: Mapping[Any, Any]) -> dict[str, Where]:
     return dict(device_map)
 
 
+def check_names(model: nn.Module, device_map: Mapping[str, Where]) -> None:
+    """Compare a map with a model, as accelerate does: names that mean nothing are warned about.
+
+    Raises ConfigError for weights and buffers that the map gives no device.
+    """
+    known = {"", *(name for name, _ in model.named_modules()), *model.state_dict()}
+    unused = [name for name in device_map if name not in known]
+    if unused:
+        warnings.warn(f"device_map names what the model does not have: {', '.join(unused)}", stacklevel=4)
+    left = [n for n in model.state_dict() if not any(not k or f"{n}.".startswith(f"{k}.") for k in device_map)]
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        raise ConfigError(
+            f'the device map does not give any device for {", ".join(left[:3])}{more}; add them, or "" for the rest'
+        )
+
+
 class Placement:
     """The device map that the user meant: with "disk", and with tied weights in one place.
 
     A map may come twice: the user's own (a dict), and the one that "auto" was resolved to. `limits` are bytes by
-    device.
+    device, `main` is what computes offloaded weights when it is not the first accelerator.
     """
 
     def __init__(self) -> None:
         self.asked: dict[str, Where] = {}
         self.limits: dict[Where, int] = {}
+        self.main: Where | None = None
         self._groups: Mapping[str, tuple[str, ...]] = {}
 
     def take(self, device_map: Mapping[str, Where]) -> dict[str, Any]:
@@ -73,6 +92,8 @@ class Placement:
     @property
     def execution_device(self) -> Where:
         """Where offloaded weights are computed with: the first accelerator in the map, else the CPU."""
+        if self.main is not None:
+            return _normal(self.main)
         devices = [where for where in map(_normal, self.asked.values()) if where not in (DISK, CPU)]
         return devices[0] if devices else CPU
 

@@ -13,7 +13,7 @@ from torch import nn
 from t2n_hf.hf.device_map import CPU, DISK, Where
 from t2n_hf.hf.needs import AtOnce, Item, ModelNeeds
 
-__all__ = ["infer_map", "largest_need", "window_beside"]
+__all__ = ["balanced", "infer_map", "largest_need", "window_beside"]
 
 _UNLIMITED: Final = 1 << 62
 
@@ -114,6 +114,25 @@ def infer_map(
             found = better
             break
     return _compressed(model, _tiers(needs, found, limits))
+
+
+def balanced(
+    model: nn.Module, needs: ModelNeeds, limits: Mapping[Where, int], no_split: Iterable[str], how: str
+) -> dict[Where, int]:
+    """Lower the limits of several accelerators so that each gets about as much; "balanced_low_0": the first least."""
+    devices = _accelerators(limits)
+    result = dict(limits)
+    if len(devices) < 2:
+        return result
+    low = how == "balanced_low_0"
+    blocks = [sum(item.nbytes for item in block) for block in _blocks(model, needs, set(no_split))]
+    each = needs.nbytes // (len(devices) - low) + max(blocks, default=0) * 5 // 4
+    for device in devices[1 if low else 0 : -1]:
+        result[device] = min(limits[device], each)
+    if low:
+        others = sum(result[device] for device in devices[1:])
+        result[devices[0]] = min(limits[devices[0]], max(0, needs.nbytes - others))
+    return result
 
 
 def _by_use(needs: ModelNeeds) -> list[Item]:

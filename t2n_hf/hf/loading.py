@@ -1,5 +1,6 @@
 """Open a checkpoint for the exporter and the command line: everything on disk unless told otherwise."""
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ from t2n_hf.store.checkpoint import CheckpointIndex
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["check_checkpoint", "checkpoint_folder", "load_checkpoint"]
+__all__ = ["check_checkpoint", "checkpoint_folder", "empty_model", "load_checkpoint"]
 
 _ON_DISK: Final[Mapping[str, str]] = {"": "disk"}
 
@@ -119,6 +120,22 @@ def load_checkpoint(
         raise ConfigError(f"{path_or_id} cannot be loaded like this: {str(error).splitlines()[0]}") from error
     _refuse_random_weights(path_or_id, found, task, may_differ)
     return model
+
+
+def empty_model(
+    path_or_id: str | Path, task: str | None, dtype: torch.dtype | None, options: Mapping[str, Any]
+) -> tuple["PreTrainedModel", torch.dtype]:
+    """Make the model of a folder on the meta device, and say the dtype that it would be loaded in.
+
+    Raises CheckpointNotFoundError, FormatError and ConfigError as `load_checkpoint` does.
+    """
+    config = _read_config(path_or_id, options)
+    loader = _loader(config, task, options)
+    found = dtype or getattr(config.get_text_config(), "dtype", None) or torch.get_default_dtype()
+    make = getattr(loader, "_from_config", None) or loader.from_config
+    with torch.device("meta"):
+        model = make(copy.deepcopy(config), dtype=found)
+    return model, found
 
 
 def _refuse_random_weights(

@@ -5,6 +5,7 @@ from typing import TypeVar
 from torch import nn
 
 from t2n_hf.hf.hooks import leases_of
+from t2n_hf.hf.moving import let_go
 from t2n_hf.hf.saving import disown
 from t2n_hf.hf.weights import replace_parameter
 from t2n_hf.tensor.opaque import OpaqueTensor
@@ -30,7 +31,8 @@ def materialize(model: Model) -> Model:
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is not None:
         quantizer.remove_quantization_config(model)
-        disown(model)  # type: ignore[arg-type]
+    disown(model)
+    let_go(model)
     for module in model.modules():
         config = getattr(module, "config", None)
         if getattr(config, "_is_quantized", False):

@@ -98,16 +98,21 @@ class ModelNeeds:
         return sum(self.cache.values())
 
     def at_once(self, offloaded: Collection[str]) -> list[AtOnce]:
-        """Say what has to be in memory together for each module that uses weights of `offloaded` (names)."""
-        found = []
+        """Say what has to be in memory together for each module that uses weights of `offloaded` (names).
+
+        What the modules around it use themselves is in memory meanwhile, and counts.
+        """
+        found: list[AtOnce] = []
+        around: dict[str, int] = {}
         for item in self.items:
-            sizes = {
-                w.name: w.nbytes // w.parts if item.by_parts else w.nbytes
-                for w in item.weights
-                if w.name in offloaded and not w.kept
-            }
-            if sizes:
-                found.append(AtOnce(item.path, sum(sizes.values()), max(sizes, key=lambda name: sizes[name])))
+            weights = [w for w in item.weights if w.name in offloaded and not w.kept]
+            if not weights:
+                continue
+            sizes = {w.name: w.nbytes // w.parts if item.by_parts else w.nbytes for w in weights}
+            outer = sum(nbytes for path, nbytes in around.items() if not path or item.path.startswith(f"{path}."))
+            found.append(AtOnce(item.path, sum(sizes.values()) + outer, max(sizes, key=lambda name: sizes[name])))
+            if not item.by_parts:
+                around[item.path] = sum(sizes.values())
         return found
 
 

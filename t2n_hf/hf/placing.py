@@ -1,7 +1,7 @@
 """One load: turns each weight that arrives into what was planned for it, and puts it where the device map says."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,9 +22,6 @@ from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.opaque import OpaqueTensor
 from t2n_hf.tensor.stored import StoredSource
 from t2n_hf.tensor.transposed import TransposedTensor
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 __all__ = ["Placing", "parameter_of", "quantized"]
 
@@ -62,7 +59,7 @@ def _settle(packed: torch.Tensor) -> None:
 class Placing:
     """What one call of from_pretrained knows, from the empty model to the loaded one."""
 
-    model: "PreTrainedModel"
+    model: nn.Module
     config: T2NConfig
     plan: Plan
     placement: Placement
@@ -140,21 +137,37 @@ class Placing:
             return value
         dtype = value.dtype if value.dtype != self.dtype else wanted.dtype
         try:
-            return self._place(name, value, key, dtype)
+            return self.placed(name, value, key, dtype)
         except T2NError as error:
             self.failures.append(error)
             return value
 
-    def _place(self, name: str, value: torch.Tensor, key: str | None, dtype: torch.dtype) -> torch.Tensor:
-        choice = self.plan[name]
-        on_disk = self.placement.on_disk(name)
+    def placed(self, name: str, value: torch.Tensor, key: str | None, dtype: torch.dtype) -> torch.Tensor:
+        """Do as `place` does, for a value that fits. Raises QuantizationError and StorageError."""
+        choice = self.plan.get(name, Choice())
         if choice.format is None:
-            return self._offloaded(name, value, key, dtype) if on_disk else value
+            on_disk = self.placement.on_disk(name)
+            return self._offloaded(name, value, key, dtype) if on_disk else self.moved(name, value)
         value = self._before_rounding(name, value, key)
         packed = quantized(value, choice, dtype=dtype, name=name, compute=self.config.compute)
         _settle(packed)
         self.pages.used(self._stored_values_nbytes(name, value, key))
-        return parameter_of(self._spilled(name, packed) if on_disk else packed, name)
+        return parameter_of(self.moved(name, packed), name)
+
+    def stays_plain(self, name: str) -> bool:
+        """Say whether the values of `name` themselves are needed, to stay in memory as they are."""
+        return self.plan.get(name, Choice()).format is None and not self.placement.on_disk(name)
+
+    def moved(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Put a finished value, plain or packed, where `name` lives. Raises StorageError."""
+        kept = not isinstance(value, OpaqueTensor) and stays_in_memory(value)
+        if self.placement.on_disk(name) and not kept:
+            return self._spilled(name, value)
+        return self.settled(name, value)
+
+    def settled(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Put a value that stays in memory on the device that computes with it."""
+        return value.to(self.placement.device_of(name)) if self.placement.asked else value
 
     def _before_rounding(self, name: str, value: torch.Tensor, key: str | None) -> torch.Tensor:
         """Read the weight as it is stored when the loader has already rounded it to a smaller dtype."""
@@ -169,8 +182,8 @@ class Placing:
     def _offloaded(self, name: str, value: torch.Tensor, key: str | None, dtype: torch.dtype) -> torch.Tensor:
         """Leave a plain weight in the checkpoint's own bytes; only what has no such bytes is spilled."""
         if stays_in_memory(value):
-            return value.to(dtype, copy=True)
-        device = self.placement.execution_device
+            return self.settled(name, value.to(dtype, copy=True))
+        device = self.placement.main_device
         self.pages.used(self._stored_values_nbytes(name, value, key))
         found = self._range_of(name, value, key)
         if found is None:
@@ -195,27 +208,32 @@ class Placing:
         return found if key is not None or torch.equal(found.read().to(value.dtype), value) else None
 
     def _spilled(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        return OffloadedTensor(value, self.placement.execution_device, self.config.spill_dir, name)
+        return OffloadedTensor(value, self.placement.main_device, self.config.spill_dir, name)
 
     # ---- checkpoints that are packed already ----------------------------------------------------------------------
 
+    @property
+    def _prefix(self) -> str:
+        return str(getattr(self.model, "base_model_prefix", ""))
+
     def form_of(self, name: str) -> StoredForm | None:
         """Give the stored form of parameter `name`, None when it is stored plainly."""
-        return self.forms.find(name, self.model.base_model_prefix)
+        return self.forms.find(name, self._prefix)
 
     def stored_nbytes(self, name: str) -> int | None:
         """Bytes that the stored parts of parameter `name` take, None when it is stored plainly."""
-        return total_nbytes(self._ranges_of_parts(name).values()) or None
+        return total_nbytes(self.ranges_of_parts(name).values()) or None
 
     def stays_on_disk(self, name: str) -> bool:
         """Say whether `name` is a plain weight of a packed checkpoint that is to stay on disk."""
         return name in self.plan and self.form_of(name) is None and self.placement.on_disk(name)
 
-    def _ranges_of_parts(self, name: str) -> dict[str, ByteRange]:
+    def ranges_of_parts(self, name: str) -> dict[str, ByteRange]:
+        """Give where the stored parts of parameter `name` are."""
         form = self.form_of(name)
         if form is None or self.sources is None:
             return {}
-        stored = self.forms.stored_name(name, self.model.base_model_prefix)
+        stored = self.forms.stored_name(name, self._prefix)
         keys = {part: key_of_part(stored, part) for part in form.parts}
         return {part: self.sources.index[key] for part, key in keys.items() if key in self.sources.index}
 
@@ -226,12 +244,13 @@ class Placing:
         """
         wanted = self.model.get_parameter(name)
         try:
-            return parameter_of(self._rebuild(name, parts, wanted), name)
+            return parameter_of(self.rebuilt(name, parts, wanted), name)
         except T2NError as error:
             self.failures.append(error)
             return wanted
 
-    def _rebuild(self, name: str, parts: dict[str, torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
+    def rebuilt(self, name: str, parts: dict[str, torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
+        """Do as `rebuild` does, to the shape and dtype of `wanted`. Raises FormatError and StorageError."""
         form = self.form_of(name)
         if form is None or set(parts) != set(form.parts):
             expected = "a plain weight" if form is None else f"parts {', '.join(form.parts)}"
@@ -248,11 +267,11 @@ class Placing:
         if hasattr(packed, "with_compute"):
             packed = packed.with_compute(self.config.compute)
         _settle(packed)
-        return packed
+        return self.settled(name, packed)
 
     def _stored_on_disk(self, name: str, form: StoredForm, state: OffloadState, wanted: torch.Tensor) -> torch.Tensor:
-        device, spill_dir = self.placement.execution_device, self.config.spill_dir
-        ranges = self._ranges_of_parts(name)
+        device, spill_dir = self.placement.main_device, self.config.spill_dir
+        ranges = self.ranges_of_parts(name)
         if self.config.compute == "fast" or not ranges:
             # A kernel's layout is made once and spilled: making it at each load costs more than the product.
             return OffloadedTensor.from_state(

@@ -4,7 +4,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -15,9 +15,6 @@ from t2n_hf.contract import WeightFormat
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.config import NOT_QUANTIZED, T2NConfig
 from t2n_hf.registry import format_class
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 __all__ = ["Choice", "Plan", "make_plan", "matches", "tied_groups"]
 
@@ -52,15 +49,25 @@ def matches(pattern: str, name: str) -> bool:
     return f".{pattern}." in f".{name}."
 
 
-def tied_groups(model: "PreTrainedModel") -> dict[str, tuple[str, ...]]:
-    """Map each tied parameter to all names of its table, the one that keeps it first."""
+def tied_groups(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Map each tied parameter to all names of its table, the one that keeps it first.
+
+    Tied are those that a model of transformers declares, and those that are one object.
+    """
     groups: dict[str, list[str]] = {}
-    for target, source in getattr(model, "all_tied_weights_keys", {}).items():
+    declared = getattr(model, "all_tied_weights_keys", None) or {}
+    for target, source in declared.items():
         groups.setdefault(source, [source]).append(target)
+    same: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        same.setdefault(id(parameter), []).append(name)
+    for names in same.values():
+        if len(names) > 1 and not any(name in declared or name in groups for name in names):
+            groups[names[0]] = names
     return {name: tuple(names) for names in groups.values() for name in names}
 
 
-def make_plan(model: "PreTrainedModel", config: T2NConfig) -> Plan:
+def make_plan(model: nn.Module, config: T2NConfig) -> Plan:
     """Decide for every parameter of `model`, whose weights may be on meta.
 
     Warns about names in `modules_to_not_convert` that match nothing. Raises ConfigError when options contradict each
@@ -83,7 +90,7 @@ def make_plan(model: "PreTrainedModel", config: T2NConfig) -> Plan:
     return _agree_on_ties(plan, groups, tables)
 
 
-def _parameters(model: "PreTrainedModel") -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
     for path, module in model.named_modules():
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
@@ -99,7 +106,7 @@ class _Table:
     format: type[WeightFormat] | None
 
 
-def _embedding_weight(model: "PreTrainedModel", get: str) -> str | None:
+def _embedding_weight(model: nn.Module, get: str) -> str | None:
     try:
         module = getattr(model, get)()
     except (AttributeError, NotImplementedError):
@@ -109,7 +116,7 @@ def _embedding_weight(model: "PreTrainedModel", get: str) -> str | None:
     return next((f"{path}.weight" if path else "weight" for path, m in model.named_modules() if m is module), None)
 
 
-def _tables(model: "PreTrainedModel", config: T2NConfig) -> dict[str, _Table]:
+def _tables(model: nn.Module, config: T2NConfig) -> dict[str, _Table]:
     """Find the parameters that follow `embeddings` and `lm_head`, tied ones included."""
     embedding = _embedding_weight(model, "get_input_embeddings")
     head = _embedding_weight(model, "get_output_embeddings")
@@ -148,11 +155,15 @@ def _format_or_none(name: str | None) -> type[WeightFormat] | None:
 class _Skips:
     """What `modules_to_not_convert` leaves out, and which of its names were of use."""
 
-    def __init__(self, model: "PreTrainedModel", config: T2NConfig) -> None:
+    def __init__(self, model: nn.Module, config: T2NConfig) -> None:
         listed = config.modules_to_not_convert
         self._by_user = listed is not None
-        self._patterns = list(listed) if listed is not None else sorted(get_keys_to_not_convert(model))
-        kept = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
+        self._patterns = list(listed) if listed is not None else sorted(_left_out(model))
+        kept = [
+            pattern
+            for option in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+            for pattern in getattr(model, option, None) or ()
+        ]
         self._float32 = [re.compile(pattern) for pattern in kept]
         names = [name for name, _, _ in _parameters(model)]
         self._unused = [p for p in self._patterns if not any(matches(p, name) for name in names)]
@@ -181,6 +192,15 @@ class _Skips:
         if self._by_user and self._unused:
             names = ", ".join(map(repr, self._unused))
             warnings.warn(f"modules_to_not_convert names what this model does not have: {names}", stacklevel=2)
+
+
+def _left_out(model: nn.Module) -> Iterable[str]:
+    """Name what transformers leaves out by default; of any other module the same: the last one, and what is tied."""
+    if hasattr(model, "all_tied_weights_keys") and hasattr(model, "get_output_embeddings"):
+        left: list[str] = get_keys_to_not_convert(model)
+        return left
+    names = [name for name, _ in model.named_parameters()][-1:]
+    return {name.removesuffix(".weight").removesuffix(".bias") for name in (*names, *tied_groups(model))}
 
 
 def _of_table(table: _Table, parameter: torch.Tensor, module: nn.Module) -> Choice:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import nn
 from transformers.quantizers.auto import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
     AUTO_QUANTIZER_MAPPING,
@@ -21,9 +22,10 @@ from t2n_hf.hf.cache_size import cache_nbytes_of
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
 from t2n_hf.hf.conversions import PlaceWeights, RebuildWeights, is_ours, with_parts
 from t2n_hf.hf.device_map import Placement, checked_map
-from t2n_hf.hf.hooks import attach_pool, offloaded_parameters
+from t2n_hf.hf.hooks import attach_pools, offloaded_parameters
 from t2n_hf.hf.infer import infer_map
 from t2n_hf.hf.materialize import materialize
+from t2n_hf.hf.moving import align_inputs, hold_in_place
 from t2n_hf.hf.needs import ModelNeeds, needs_of
 from t2n_hf.hf.placing import Placing
 from t2n_hf.hf.plan import Plan, make_plan, tied_groups
@@ -79,12 +81,17 @@ class T2NQuantizer(HfQuantizer):
             device_map.update(shown)
             self._check()
 
-    def _inferred(self, model: "PreTrainedModel") -> dict[str, Any]:
+    def limit(self, limits: Mapping[Any, int]) -> None:
+        """Note what each device may hold at most."""
+        self._placement.limits = {device: int(limit) for device, limit in limits.items()}
+
+    def _inferred(self, model: nn.Module) -> dict[str, Any]:
+        no_split: Any = getattr(model, "_no_split_modules", None)
         return infer_map(
             model,
             self._needs,
             self._placement.limits,
-            no_split=model._no_split_modules or (),
+            no_split=no_split or (),
             readahead_nbytes=self.quantization_config.readahead_bytes,
         )
 
@@ -130,7 +137,7 @@ class T2NQuantizer(HfQuantizer):
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
         """Note the limits. The map that transformers makes of them is replaced by ours, see `validate_environment`."""
-        self._placement.limits = {device: int(limit) for device, limit in max_memory.items()}
+        self.limit(max_memory)
         return {"cpu": sys.maxsize}
 
     # ---- the empty model ------------------------------------------------------------------------------------------
@@ -225,7 +232,15 @@ class T2NQuantizer(HfQuantizer):
         if self._placement.asked:
             model.hf_device_map = self._placement.true_map()  # type: ignore[assignment]
         if offloaded_parameters(model):
-            attach_pool(model, next(iter(self.placement.budgets.values()), 0) if self.placement else 0)
+            attach_pools(
+                model,
+                self.placement.budgets if self.placement else {},
+                readahead_nbytes=self.quantization_config.readahead_bytes,
+            )
+        if offloaded_parameters(model) or self._placement.moves:
+            hold_in_place(model)
+        if self._placement.moves:
+            align_inputs(model, self._placement, model._skip_keys_device_placement)
         # Saving reverses what loading did to names; the parts of packed weights are no part of that.
         rules: Any = model._weight_conversions
         model._weight_conversions = [rule for rule in rules if not is_ours(rule)]  # type: ignore[assignment]

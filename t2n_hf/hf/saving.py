@@ -8,6 +8,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import nn
 
 from t2n_hf.contract import OffloadState, SupportsOffloadState
 from t2n_hf.dtypes import dtype_of
@@ -96,7 +97,7 @@ def adopt(model: "PreTrainedModel") -> None:
     model.save_pretrained = MethodType(_save_pretrained, model)  # type: ignore[method-assign]
 
 
-def disown(model: "PreTrainedModel") -> None:
+def disown(model: nn.Module) -> None:
     """Undo `adopt`."""
     for name in _ADOPTED:
         model.__dict__.pop(name, None)

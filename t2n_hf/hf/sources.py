@@ -4,7 +4,7 @@ import ctypes
 import math
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +12,7 @@ import torch
 
 from t2n_hf.dtypes import dtype_named
 from t2n_hf.hf.key_map import map_keys
-from t2n_hf.store.checkpoint import ByteRange, CheckpointIndex
+from t2n_hf.store.checkpoint import ByteRange
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,11 +26,19 @@ _MAPS: Final = Path("/proc/self/maps")
 class CheckpointSources:
     """The byte ranges that each parameter of one model is loaded from."""
 
-    def __init__(self, index: CheckpointIndex, model: "PreTrainedModel", quantizer: "HfQuantizer") -> None:
+    def __init__(self, index: Mapping[str, ByteRange], model: "PreTrainedModel", quantizer: "HfQuantizer") -> None:
         self.index = index
         self._model = model
         self._quantizer = quantizer
         self._by_target: dict[str, list[tuple[str, str]]] | None = None
+
+    @classmethod
+    def by_name(cls, index: Mapping[str, ByteRange]) -> "CheckpointSources":
+        """Give the sources of a module whose weights are in the checkpoint under the names that it has for them."""
+        sources = object.__new__(cls)
+        sources.index = index
+        sources._by_target = {key: [(key, key)] for key in index}
+        return sources
 
     def single(self, name: str, key: str | None = None) -> ByteRange | None:
         """Find the one range that holds parameter `name` as it is; `key` is its name in the checkpoint when known."""
