@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from t2n_hf.dtypes import dtype_named
 from t2n_hf.errors import CheckError, T2NError
 from t2n_hf.export.module_interface import evaluation_mode
-from t2n_hf.hf.placing import quantized as quantize
+from t2n_hf.hf.packing import quantized as quantize
 from t2n_hf.hf.plan import Choice
 from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.opaque import OpaqueTensor, compute_mode, opaque_to_final_tensor

@@ -1,5 +1,6 @@
 """One load: turns each weight that arrives into what was planned for it, and puts it where the device map says."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,9 @@ from t2n_hf.hf.config import T2NConfig
 from t2n_hf.hf.device_map import Placement
 from t2n_hf.hf.disk_sources import StoredParts
 from t2n_hf.hf.needs import Weight, stays_in_memory
+from t2n_hf.hf.packing import ItemPacker, packs_by_item, quantized
 from t2n_hf.hf.plan import Choice, Plan
+from t2n_hf.hf.sampled_error import SampledError
 from t2n_hf.hf.sources import CheckpointSources, MappedPages, total_nbytes
 from t2n_hf.hf.stored import StoredForm, StoredForms, key_of_part
 from t2n_hf.hf.weights import replace_parameter
@@ -23,7 +26,7 @@ from t2n_hf.tensor.opaque import OpaqueTensor
 from t2n_hf.tensor.stored import StoredSource
 from t2n_hf.tensor.transposed import TransposedTensor
 
-__all__ = ["Placing", "parameter_of", "quantized"]
+__all__ = ["Placing", "parameter_of"]
 
 
 def parameter_of(tensor: torch.Tensor, name: str) -> nn.Parameter:
@@ -32,20 +35,6 @@ def parameter_of(tensor: torch.Tensor, name: str) -> nn.Parameter:
     if isinstance(parameter, OpaqueTensor):
         parameter.name = name
     return parameter
-
-
-def quantized(value: torch.Tensor, choice: Choice, *, dtype: torch.dtype, name: str, compute: str) -> torch.Tensor:
-    """Quantize `value`, a plain float tensor, as `choice` says; the result acts as a tensor of `dtype`.
-
-    Raises QuantizationError naming `name`.
-    """
-    assert choice.format is not None
-    held = value.transpose(-1, -2).contiguous() if choice.transposed else value
-    inner = choice.format.quantize(held, dtype=dtype, name=name)
-    assert isinstance(inner, WeightFormat)
-    inner = inner.with_compute(compute)
-    assert isinstance(inner, OpaqueTensor)
-    return TransposedTensor.over(inner) if choice.transposed else inner
 
 
 def _settle(packed: torch.Tensor) -> None:
@@ -72,6 +61,7 @@ class Placing:
     released: set[str] = field(default_factory=set)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     kinds: dict[str, Any] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
 
     def wants(self, name: str) -> bool:
         """Say whether the parameter `name` is to pass through here while it is loaded."""
@@ -149,10 +139,46 @@ class Placing:
             on_disk = self.placement.on_disk(name)
             return self._offloaded(name, value, key, dtype) if on_disk else self.moved(name, value)
         value = self._before_rounding(name, value, key)
-        packed = quantized(value, choice, dtype=dtype, name=name, compute=self.config.compute)
+        error = SampledError()
+        packed = quantized(value, choice, dtype=dtype, name=name, compute=self.config.compute, error=error)
+        self._note_error(name, error)
         _settle(packed)
         self.pages.used(self._stored_values_nbytes(name, value, key))
         return parameter_of(self.moved(name, packed), name)
+
+    def takes_items(self, name: str, count: int) -> bool:
+        """Say whether `place_items` takes parameter `name`, a stack of `count` matrices."""
+        if not self.wants(name):
+            return False
+        shape = tuple(self.model.get_parameter(name).shape)
+        return count == shape[0] and packs_by_item(self.plan[name], shape)
+
+    def place_items(self, name: str, count: int, values: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Quantize a stack of matrices that come one at a time, each (1, ...), and put it where `name` lives.
+
+        What cannot be done is kept in `failures`, and the empty parameter is given back.
+        """
+        wanted = self.model.get_parameter(name)
+        packer, error = None, SampledError()
+        try:
+            for value in values:
+                dtype = value.dtype if value.dtype != self.dtype else wanted.dtype
+                packer = packer or ItemPacker(count, self.plan[name], dtype=dtype, name=name, error=error)
+                packer.add(value)
+                self.pages.used(value.nbytes)
+                del value
+            assert packer is not None
+            packed = packer.finish(self.config.compute)
+            self._note_error(name, error)
+            _settle(packed)
+            return parameter_of(self.moved(name, packed), name)
+        except T2NError as failure:
+            self.failures.append(failure)
+            return wanted
+
+    def _note_error(self, name: str, error: SampledError) -> None:
+        if error.relative is not None:
+            self.errors[name] = error.relative
 
     def stays_plain(self, name: str) -> bool:
         """Say whether the values of `name` themselves are needed, to stay in memory as they are."""

@@ -22,6 +22,7 @@ from t2n_hf.hf.cache_size import cache_nbytes_of
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
 from t2n_hf.hf.conversions import PlaceWeights, RebuildWeights, is_ours, with_parts
 from t2n_hf.hf.device_map import Placement, checked_map
+from t2n_hf.hf.experts import itemwise
 from t2n_hf.hf.hooks import attach_pools, offloaded_parameters
 from t2n_hf.hf.infer import infer_map
 from t2n_hf.hf.materialize import materialize
@@ -57,6 +58,7 @@ class T2NQuantizer(HfQuantizer):
     def __init__(self, quantization_config: T2NConfig, **kwargs: object) -> None:
         super().__init__(copy.deepcopy(quantization_config), **kwargs)
         self.plan: Plan = {}
+        self.relative_errors: dict[str, float] = {}
         self.placement: PlacementReport | None = None
         self.source_files: tuple[Path, ...] = ()
         self._needs = ModelNeeds(())
@@ -202,7 +204,9 @@ class T2NQuantizer(HfQuantizer):
         return {"deserialize": RebuildWeights}
 
     def update_weight_conversions(self, weight_conversions: Any, model: "PreTrainedModel") -> Any:  # noqa: ANN401
-        """Add the rules that rebuild packed weights to those of the model."""
+        """Add the rules that rebuild packed weights to those of the model; experts are quantized one at a time."""
+        if not self.pre_quantized:
+            return [itemwise(rule) for rule in weight_conversions]
         rebuilding = self.get_weight_conversions()
         if not rebuilding:
             return weight_conversions
@@ -228,6 +232,7 @@ class T2NQuantizer(HfQuantizer):
         placing, self._placing = self._placing, None
         assert placing is not None
         placing.finish()
+        self.relative_errors = placing.errors
         _raise_first(placing.failures)
         if self._placement.asked:
             model.hf_device_map = self._placement.true_map()  # type: ignore[assignment]
