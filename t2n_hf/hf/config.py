@@ -84,6 +84,8 @@ class T2NConfig(MetalConfig):
         self.readahead_bytes = readahead_bytes
         self.max_length = max_length
         self.batch_size = batch_size
+        # No option: bytes by device, set by load_checkpoint. transformers drops max_memory beside a given map.
+        self.limits: dict[Any, int] | None = None
         self.tensors: dict[str, Any] | None = None
         self.requested: dict[str, Any] | None = None
         self.post_init()
@@ -114,6 +116,7 @@ class T2NConfig(MetalConfig):
         return {
             "compute": self.compute,
             "requested": requested,
+            "limits": copy.copy(self.limits),
             **{name: getattr(self, name) for name in _MACHINE},
         }
 

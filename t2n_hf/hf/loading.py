@@ -12,6 +12,8 @@ from transformers.utils import cached_file
 
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError, T2NError
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
+from t2n_hf.hf.device_map import DISK
+from t2n_hf.hf.dispatch_options import limits_of
 from t2n_hf.hf.quantizer import register
 from t2n_hf.hf.tasks import TASKS, auto_class
 from t2n_hf.store.checkpoint import CheckpointIndex
@@ -75,8 +77,9 @@ def load_checkpoint(
         weights: quantize to this class while loading; None takes the checkpoint as it is.
         embeddings: the same for the token embeddings.
         lm_head: the same for the head.
-        device_map: as for from_pretrained, with "disk". None: all in memory.
-        max_memory: limits by device, in bytes or text, for device_map="auto".
+        device_map: as for from_pretrained, and "disk". None: all in memory.
+        max_memory: limits by device, in bytes or text: what device_map="auto" is made of, and what a given map must
+            keep to.
         dtype: None keeps that of the checkpoint.
         task: which head to load, one of hf.tasks.TASKS; None takes the class that the checkpoint names.
         config: all options at once, in place of `weights`, `embeddings` and `lm_head`.
@@ -100,6 +103,9 @@ def load_checkpoint(
         _refuse_repacking(path_or_id, stored, (weights, embeddings, lm_head))
     else:
         config = config or T2NConfig(weights or NOT_QUANTIZED, embeddings=embeddings, lm_head=lm_head)
+    device_map = _ON_DISK if isinstance(device_map, str) and device_map == DISK else device_map
+    if isinstance(device_map, Mapping) and max_memory is not None:
+        config = _with_limits(config, stored, max_memory)
     if config is not None:  # an explicit None would make transformers forget that a checkpoint is quantized
         options["quantization_config"] = config
     may_differ = options.pop("ignore_mismatched_sizes", False)
@@ -120,6 +126,15 @@ def load_checkpoint(
         raise ConfigError(f"{path_or_id} cannot be loaded like this: {str(error).splitlines()[0]}") from error
     _refuse_random_weights(path_or_id, found, task, may_differ)
     return model
+
+
+def _with_limits(config: T2NConfig | None, stored: Any, max_memory: Mapping[Any, Any]) -> T2NConfig:  # noqa: ANN401
+    """Let limits hold beside a given map: transformers does not pass them on."""
+    if config is None:  # of a packed checkpoint, which says the rest itself
+        config = T2NConfig(compute=stored.get("compute", "exact") if isinstance(stored, dict) else stored.compute)
+    config = copy.deepcopy(config)
+    config.limits = limits_of(max_memory)
+    return config
 
 
 def empty_model(

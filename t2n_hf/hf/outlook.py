@@ -96,7 +96,7 @@ def _planned(
         quantizer.adjust_max_memory(memory)
         quantizer.validate_environment(device_map={"": "cpu"})
     else:
-        quantizer.limit(limits or {})
+        quantizer.quantization_config.limits = limits
         shown = quantizer.update_device_map(
             checked_map(device_map if isinstance(device_map, Mapping) else {"": device_map})
         )

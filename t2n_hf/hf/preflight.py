@@ -11,6 +11,7 @@ from t2n_hf.hf.device_map import CPU, DISK, Placement, Where
 from t2n_hf.hf.infer import largest_need
 from t2n_hf.hf.machine import device_named, free_disk_nbytes, memory_nbytes, reachable_memory_nbytes
 from t2n_hf.hf.needs import AtOnce, ModelNeeds
+from t2n_hf.store.spill import Spill
 
 __all__ = ["DeviceRow", "PlacementReport", "preflight"]
 
@@ -100,7 +101,7 @@ def preflight(
 
     Raises BudgetError naming the module, its largest weight and the least that works, when a limit or budget is too
     small, and when the machine has less memory than what stays takes; StorageError when the disk has no room for what
-    is to be written to it.
+    is to be written to it, or nothing can be written in the folder.
     """
     where = {w.name: placement.where(w.name) for w in needs.weights}
     offloaded = {w.name for w in needs.weights if not w.kept and _is_offloaded(placement, where[w.name])}
@@ -119,6 +120,8 @@ def preflight(
         where={name: _place(placement, name, found) for name, found in where.items()},
     )
     _refuse(report, needs, placement, max_resident_bytes)
+    if report.spilled:
+        Spill(spill_dir).close()
     return report
 
 

@@ -83,8 +83,7 @@ class T2NQuantizer(HfQuantizer):
             device_map.update(shown)
             self._check()
 
-    def limit(self, limits: Mapping[Any, int]) -> None:
-        """Note what each device may hold at most."""
+    def _limit(self, limits: Mapping[Any, int]) -> None:
         self._placement.limits = {device: int(limit) for device, limit in limits.items()}
 
     def _inferred(self, model: nn.Module) -> dict[str, Any]:
@@ -122,7 +121,10 @@ class T2NQuantizer(HfQuantizer):
 
     def update_device_map(self, device_map: Any) -> Any:  # noqa: ANN401 - whatever transformers takes
         """Take "disk" out of a copy of the user's map. Raises ConfigError for a device that is not there."""
-        return self._placement.take(checked_map(device_map)) if isinstance(device_map, dict) else device_map
+        if not isinstance(device_map, dict):
+            return device_map
+        self._limit(self.quantization_config.limits or {})
+        return self._placement.take(checked_map(device_map))
 
     def update_attn_implementation(self, config: Any) -> Any:  # noqa: ANN401
         """Have fused experts computed one by one: the grouped kernels would need all of them dense at once."""
@@ -139,7 +141,7 @@ class T2NQuantizer(HfQuantizer):
 
     def adjust_max_memory(self, max_memory: dict[Any, Any]) -> dict[Any, Any]:
         """Note the limits. The map that transformers makes of them is replaced by ours, see `validate_environment`."""
-        self.limit(max_memory)
+        self._limit(max_memory)
         return {"cpu": sys.maxsize}
 
     # ---- the empty model ------------------------------------------------------------------------------------------
