@@ -245,15 +245,16 @@ def _adopt(load: ModuleLoad, report: PlacementReport | None) -> None:
     """Give the module what one from from_pretrained has: a report, and for a model of transformers its quantizer."""
     model: Any = load.model
     if not hasattr(model, "save_pretrained"):
-        plan = load.placing.plan
+        plan, errors = load.placing.plan, load.placing.errors
 
         def t2n_report(self: nn.Module) -> Any:  # noqa: ANN401 - a CoverageReport
-            return coverage_of(self, plan)
+            return coverage_of(self, plan, errors)
 
         model.t2n_report = MethodType(t2n_report, model)
         return
     quantizer = T2NQuantizer(load.config, pre_quantized=bool(load.forms))
     quantizer.plan, quantizer.placement = load.placing.plan, report
+    quantizer.relative_errors = load.placing.errors
     quantizer.source_files = load.files
     model.hf_quantizer = quantizer
     model.is_quantized, model.quantization_method = True, QUANT_METHOD

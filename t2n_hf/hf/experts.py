@@ -40,7 +40,7 @@ class ItemwiseConverter(WeightConverter):
 
     __slots__ = ()
 
-    def convert(  # type: ignore[override]
+    def convert(
         self,
         layer_name: str,
         model: Any = None,  # noqa: ANN401 - as transformers calls it

@@ -1,10 +1,11 @@
-"""What became of each weight: its format, its bytes, where it lives, and why it stayed float."""
+"""What became of each weight: its format, its bytes, its error, where it lives, and why it stayed float."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -16,7 +17,9 @@ from t2n_hf.hf.weights import held_nbytes, tied_names
 from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.transposed import TransposedTensor
 
-__all__ = ["CoverageReport", "WeightRow", "coverage_of", "format_of"]
+__all__ = ["CoverageReport", "WeightGroup", "WeightRow", "coverage_of", "format_of"]
+
+_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +28,8 @@ class WeightRow:
 
     `format` is the short name of its class, or its dtype in tract ("f32"); `nbytes` what it takes in memory when it is
     read; `where` is "memory" or "disk"; `reason` says why it is not quantized; `by_user` that an option or its nature
-    (a vector) is the reason.
+    (a vector) is the reason. `relative_error` is ||w - q|| / ||w||, measured on some of its rows when it was quantized;
+    None of a weight that is not, or was quantized by another load: nothing is known then of what it was.
     """
 
     name: str
@@ -37,6 +41,29 @@ class WeightRow:
     quantized: bool
     reason: str = ""
     by_user: bool = False
+    relative_error: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightGroup:
+    """Weights of numbered layers that are alike: one name, in which "*" stands for the number.
+
+    `rows` are those weights; they share class of module, shape, format, place and reason.
+    """
+
+    name: str
+    rows: tuple[WeightRow, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(row.nbytes for row in self.rows)
+
+    @property
+    def errors(self) -> tuple[float, float] | None:
+        """The smallest and the largest relative error; None when none is known."""
+        known = [row.relative_error for row in self.rows if row.relative_error is not None]
+        return (min(known), max(known)) if known else None
 
 
 @dataclass(frozen=True)
@@ -70,6 +97,14 @@ class CoverageReport:
             sizes[row.format] += row.nbytes
         return {name: (counts[name], size) for name, size in sizes.most_common()}
 
+    def groups(self) -> list[WeightGroup]:
+        """Put weights of numbered layers together, in the order of the model."""
+        found: dict[tuple[Any, ...], list[WeightRow]] = {}
+        for row in self.rows:
+            kind = (row.module, row.shape, row.format, row.where, row.reason)
+            found.setdefault((_NUMBER.sub("*", row.name), *kind), []).append(row)
+        return [WeightGroup(name=key[0], rows=tuple(rows)) for key, rows in found.items()]
+
     def main_reasons(self, limit: int = 3) -> list[str]:
         """Give the reasons that keep most values float, an example with each."""
         values: Counter[str] = Counter()
@@ -83,10 +118,32 @@ class CoverageReport:
     def __str__(self) -> str:
         lines = [f"{'format':<12}{'weights':>9}{'bytes':>16}"]
         lines += [f"{name:<12}{count:>9}{size:>16,}" for name, (count, size) in self.by_format().items()]
-        if self.dense:
+        groups = self.groups()
+        packed = [group for group in groups if group.rows[0].quantized]
+        if packed:
+            lines += ["quantized:", *_table(packed)]
+        dense = [group for group in groups if not group.rows[0].quantized and len(group.rows[0].shape) > 1]
+        if dense:
             lines.append("stayed float:")
-            lines += [f"  {name}: {reason or 'no reason recorded'}" for name, reason in self.dense.items()]
+        for group in dense:
+            count = f" ({len(group.rows)})" if len(group.rows) > 1 else ""
+            lines.append(f"  {group.name}{count}: {group.rows[0].reason or 'no reason recorded'}")
         return "\n".join(lines)
+
+
+def _table(groups: list[WeightGroup]) -> Iterator[str]:
+    width = max(len(group.name) for group in groups)
+    yield f"  {'weight':<{width}}{'count':>7}  {'format':<10}{'shape':<18}{'bytes':>16}  relative error"
+    for group in groups:
+        first, errors = group.rows[0], group.errors
+        error = "unknown" if errors is None else f"{errors[1]:.4f}"
+        if errors is not None and f"{errors[0]:.4f}" != error:
+            error = f"{errors[0]:.4f} to {error}"
+        shape = "x".join(map(str, first.shape))
+        yield (
+            f"  {group.name:<{width}}{len(group.rows):>7}  {first.format:<10}{shape:<18}{group.nbytes:>16,}  {error}"
+            f"{'  on disk' if first.where == 'disk' else ''}"
+        )
 
 
 def format_of(tensor: torch.Tensor) -> str | None:
@@ -104,16 +161,25 @@ def _short_name(kind: Any) -> str | None:  # noqa: ANN401 - a class, or None
     return None
 
 
-def coverage_of(model: nn.Module, plan: Mapping[str, Choice] | None = None) -> CoverageReport:
-    """Look at every weight of `model`. `plan` gives the reasons; None takes those of the model's own quantizer."""
+def coverage_of(
+    model: nn.Module, plan: Mapping[str, Choice] | None = None, errors: Mapping[str, float] | None = None
+) -> CoverageReport:
+    """Look at every weight of `model`.
+
+    `plan` gives the reasons, `errors` the relative errors by name; None takes those of the model's own quantizer.
+    """
+    quantizer = getattr(model, "hf_quantizer", None)
     if plan is None:
-        plan = getattr(getattr(model, "hf_quantizer", None), "plan", None) or {}
-    return CoverageReport(tuple(_rows(model, plan)))
+        plan = getattr(quantizer, "plan", None) or {}
+    if errors is None:
+        errors = getattr(quantizer, "relative_errors", None) or {}
+    return CoverageReport(tuple(_rows(model, plan, errors)))
 
 
-def _rows(model: nn.Module, plan: Mapping[str, Choice]) -> Iterator[WeightRow]:
+def _rows(model: nn.Module, plan: Mapping[str, Choice], errors: Mapping[str, float]) -> Iterator[WeightRow]:
     canonical = tied_names(model)
     owners = dict(model.named_modules())
+    error_of = {canonical.get(name, name): error for name, error in errors.items()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if canonical.get(name) != name:
             continue
@@ -132,4 +198,5 @@ def _rows(model: nn.Module, plan: Mapping[str, Choice]) -> Iterator[WeightRow]:
             quantized=kind is not None,
             reason="" if kind is not None else choice.reason,
             by_user=choice.by_user,
+            relative_error=None if kind is None else error_of.get(name),
         )
