@@ -20,6 +20,7 @@ from t2n_hf.errors import ConfigError, InPlaceError, UnsupportedOpError
 from t2n_hf.tensor.aten_rules import ATEN_RULES, gives_view, written_arguments
 from t2n_hf.tensor.autograd import LinearThroughOpaque
 from t2n_hf.tensor.fallback import ReadOnlyView, materialise
+from t2n_hf.tensor.flatten import FlattenContext
 from t2n_hf.tensor.trace_op import is_traced, traced_values
 
 __all__ = ["OpaqueTensor", "opaque_to_final_tensor"]
@@ -133,24 +134,30 @@ class OpaqueTensor(torch.Tensor):
     _name: str
     _is_param: bool
 
-    def __new__(cls, value: Any, requires_grad: bool = False) -> Self:
+    def __new__(cls, value: Any, requires_grad: bool | None = None) -> Self:
         """Make a parameter of `value`, an instance of the class.
 
         torch and accelerate rebuild a parameter as `type(parameter)(value, requires_grad=...)`; this is that call, and
-        nothing else. Raises ConfigError for a plain tensor: quantize it, or rebuild it from its state.
+        nothing else. They also put values of another kind in its place this way: with `requires_grad` given, those
+        become a parameter of their own kind. Raises ConfigError for them otherwise: quantize a plain tensor, or rebuild
+        the class from its state.
         """
         return cls._as_parameter(value, requires_grad)
 
     @classmethod
-    def _as_parameter(cls, value: Any, requires_grad: bool) -> Self:
-        if not isinstance(value, cls):
+    def _as_parameter(cls, value: Any, requires_grad: bool | None) -> Self:
+        if isinstance(value, cls):
+            result: Any = value.detach().requires_grad_(bool(requires_grad))
+            result._is_param = True
+        elif requires_grad is None or not isinstance(value, torch.Tensor):
             raise ConfigError(
                 f"{cls.__name__}(value) takes a {cls.__name__}, got {type(value).__name__}; "
                 "make one with quantize(tensor) or from_offload_state(state)"
             )
-        result: Self = value.detach().requires_grad_(requires_grad)  # type: ignore[assignment]
-        result._is_param = True
-        return result
+        else:
+            result = torch.nn.Parameter(value, requires_grad)
+        kept: Self = result
+        return kept
 
     @classmethod
     def _shell(cls, shape: Any, dtype: torch.dtype, device: Any, name: str = "") -> Self:
@@ -331,16 +338,16 @@ class OpaqueTensor(torch.Tensor):
 
     # ---- torch's protocols ----------------------------------------------------------------------------------------
 
-    def __tensor_flatten__(self) -> tuple[list[str], "_FlattenContext"]:
+    def __tensor_flatten__(self) -> tuple[list[str], FlattenContext]:
         """Name the attributes that hold tensors, and what else `__tensor_unflatten__` needs."""
-        return list(self._parts()), _FlattenContext(self)
+        return list(self._parts()), FlattenContext(self)
 
     @classmethod
     def __tensor_unflatten__(
-        cls, inner: dict[str, torch.Tensor], context: "_FlattenContext", size: Any, stride: Any
+        cls, inner: dict[str, torch.Tensor], context: FlattenContext, size: Any, stride: Any
     ) -> Self:
         """Rebuild from the inner tensors; `size` and `stride` are those of the class and need not be said again."""
-        return context.rebuild(inner)  # type: ignore[return-value]
+        return context.rebuild(inner)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -380,20 +387,3 @@ class OpaqueTensor(torch.Tensor):
         with _normal_tensors():
             result = func(*tree_map(plain, args), **tree_map(plain, kwargs))
         return tree_map(lambda value: seen[0]._read_only(value), result)
-
-
-class _FlattenContext:
-    """What `__tensor_flatten__` keeps beside the parts. Equal when class, shape, dtype and name are."""
-
-    def __init__(self, tensor: OpaqueTensor) -> None:
-        self._tensor = tensor
-        self._key = (type(tensor), tuple(tensor.shape), tensor.dtype, tensor.name)
-
-    def rebuild(self, parts: dict[str, torch.Tensor]) -> OpaqueTensor:
-        return self._tensor._rebuild(parts, self._key[2])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _FlattenContext) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)

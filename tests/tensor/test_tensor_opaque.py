@@ -285,12 +285,15 @@ def test_gradients_pass_double_use_and_no_bias(weight, values):
     torch.testing.assert_close(x.grad, y.grad)
 
 
-def test_the_constructor_takes_only_its_own_class(weight):
+def test_the_constructor_makes_parameters_of_its_own_class_and_of_values_that_are_put_in_its_place(weight):
     again = type(weight)(weight, requires_grad=False)
     assert isinstance(again, nn.Parameter)
     assert torch.equal(again, weight)
     with pytest.raises(ConfigError, match="got Tensor; make one with quantize"):
-        Half(torch.zeros(2, 2), requires_grad=False)
+        Half(torch.zeros(2, 2))
+    dense = Half(torch.zeros(2, 2), requires_grad=False)
+    assert type(dense) is nn.Parameter
+    assert not dense.requires_grad
 
 
 def test_it_is_not_pickled(weight):

@@ -88,7 +88,7 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
         u8_compressors: list[U8Compressor] | None = None,
         *,
         specific_machine: str | None = None,
-        requires_grad: bool = False,
+        requires_grad: bool | None = None,
     ) -> Self:
         """Quantize `fp_tensor` with the scales of `qscheme`, a QScalePerGroupF16 of 4 bits and groups of 32.
 

@@ -40,7 +40,7 @@ class QTensor(OpaqueTensor, SupportsOffloadState):
         dequant_to_dtype: torch.dtype = torch.float32,
         u8_compressors: list[U8Compressor] | None = None,
         *,
-        requires_grad: bool = False,
+        requires_grad: bool | None = None,
     ) -> Self:
         """Quantize `fp_tensor` by `qscheme`; the result acts as a tensor of `dequant_to_dtype`.
 
