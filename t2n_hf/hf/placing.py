@@ -38,9 +38,9 @@ def parameter_of(tensor: torch.Tensor, name: str) -> nn.Parameter:
 
 
 def _settle(packed: torch.Tensor) -> None:
-    """Let a weight that is to compute "fast" take its kernel's layout now, so that its bytes are those it will have."""
+    """Let a weight that uses a kernel take its layout now, so that its bytes are those it will have."""
     inner = packed.inner if isinstance(packed, TransposedTensor) else packed
-    if getattr(inner, "compute", "exact") == "fast" and hasattr(inner, "pack_for_kernel"):
+    if getattr(inner, "compute", "exact") != "exact" and hasattr(inner, "pack_for_kernel"):
         inner.pack_for_kernel()
 
 
@@ -77,7 +77,7 @@ class Placing:
         name, dtype = names[0], parameter.dtype
         shape = tuple(parameter.shape)
         choice = self.plan.get(name, Choice())
-        fast = self.config.compute == "fast"
+        fast = self.config.compute != "exact"
         form = next(filter(None, map(self.form_of, names)), None) if self.packed else None
         if form is not None:
             nbytes = self._stored_resident_nbytes(names, form, shape)
@@ -104,7 +104,7 @@ class Placing:
 
     def _stored_resident_nbytes(self, names: tuple[str, ...], form: StoredForm, shape: tuple[int, ...]) -> int:
         kind = self._kind_of(form.tag)
-        if self.config.compute == "fast" and issubclass(kind, WeightFormat):
+        if self.config.compute != "exact" and issubclass(kind, WeightFormat):
             return kind.resident_nbytes(shape, self.config.compute)
         return max((self.stored_nbytes(name) or 0 for name in names), default=0)
 
@@ -287,18 +287,22 @@ class Placing:
         packed: Any = self._kind_of(form.tag).from_offload_state(state, None)
         if packed.shape != wanted.shape:
             raise FormatError(f"{name}: stored with shape {tuple(packed.shape)}, the model has {tuple(wanted.shape)}")
+        read = sum(part.nbytes for part in parts.values()) if self.config.compute != "exact" else 0
         if self.placement.on_disk(name):
-            return self._stored_on_disk(name, form, state, wanted)
+            offloaded = self._stored_on_disk(name, form, state, wanted)
+            self.pages.used(read)
+            return offloaded
         packed = packed.to(wanted.dtype)
         if hasattr(packed, "with_compute"):
             packed = packed.with_compute(self.config.compute)
         _settle(packed)
+        self.pages.used(read)
         return self.settled(name, packed)
 
     def _stored_on_disk(self, name: str, form: StoredForm, state: OffloadState, wanted: torch.Tensor) -> torch.Tensor:
         device, spill_dir = self.placement.main_device, self.config.spill_dir
         ranges = self.ranges_of_parts(name)
-        if self.config.compute == "fast" or not ranges:
+        if self.config.compute != "exact" or not ranges:
             # A kernel's layout is made once and spilled: making it at each load costs more than the product.
             return OffloadedTensor.from_state(
                 state, name, wanted.dtype, device, compute=self.config.compute, spill_dir=spill_dir

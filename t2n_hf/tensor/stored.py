@@ -60,10 +60,10 @@ def spilled(value: torch.Tensor, folder: str | Path | None, name: str) -> SpillC
 
 
 def _pack(value: torch.Tensor) -> None:
-    """Let a weight that computes fast take its kernel's layout now: once, and not each time it is loaded."""
+    """Let a weight that uses a kernel take its layout now: once, and not each time it is loaded."""
     if not isinstance(value, OpaqueTensor):
         return
-    if getattr(value, "compute", "exact") == "fast" and hasattr(value, "pack_for_kernel"):
+    if getattr(value, "compute", "exact") != "exact" and hasattr(value, "pack_for_kernel"):
         value.pack_for_kernel()
     for part in value._parts().values():
         _pack(part)
