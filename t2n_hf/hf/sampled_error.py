@@ -12,14 +12,14 @@ from t2n_hf.tensor.transposed import TransposedTensor
 __all__ = ["SampledError"]
 
 # Rows of a matrix that are compared, and items of a stack of matrices: both in even steps, so that all parts are seen.
-_ROWS: Final = 128
+_ROWS: Final = 64
 _ITEMS: Final = 4
 
 
 class SampledError:
     """Gathers squares over one weight, which may come in pieces.
 
-    `relative` is ||values - packed|| / ||values||: of all rows where there are few, else of 128 to 255 of each matrix.
+    `relative` is ||values - packed|| / ||values||: of all rows where there are few, else of 64 to 127 of each matrix.
     """
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class SampledError:
                 self._is_known = False
                 return
             wanted = true.to(torch.float32)
-            self._total += float(wanted.square().sum(dtype=torch.float64))
-            self._difference += float((found - wanted).square().sum(dtype=torch.float64))
+            self._total += float(torch.linalg.vector_norm(wanted)) ** 2
+            self._difference += float(torch.linalg.vector_norm(found - wanted)) ** 2
 
 
 def _samples(values: torch.Tensor, packed: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:

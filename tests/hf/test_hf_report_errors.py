@@ -32,9 +32,9 @@ def test_errors_are_those_of_the_whole_weights(name, weights, device_map, tmp_pa
     assert len(rows) >= 7
     for row in rows:
         true = source.get_parameter(row.name)
-        sampled = max(row.shape[-2:]) >= 256  # of the others, all rows are compared
+        sampled = max(row.shape[-2:]) >= 128  # of the others, all rows are compared
         whole = whole_error(true, packed.get_parameter(row.name))
-        assert row.relative_error == pytest.approx(whole, rel=0.02 if sampled else 1e-4), row
+        assert row.relative_error == pytest.approx(whole, rel=0.03 if sampled else 1e-4), row
 
 
 def test_what_is_float_or_was_quantized_before_has_none(tmp_path):
@@ -52,7 +52,7 @@ def test_a_tied_table_has_its_error_under_the_name_that_is_kept(tmp_path):
     packed = load(source, models.saved(source, tmp_path), T2NConfig(lm_head="q4_0"))
     row = next(row for row in packed.t2n_report().rows if row.name == "model.embed_tokens.weight")
     table = source.model.embed_tokens.weight
-    assert row.relative_error == pytest.approx(whole_error(table, packed.lm_head.weight), rel=0.02)  # half of its rows
+    assert row.relative_error == pytest.approx(whole_error(table, packed.lm_head.weight), rel=0.05)  # of a quarter of its rows
 
 
 def test_a_sample_of_a_large_weight_is_near_the_whole():
@@ -62,7 +62,7 @@ def test_a_sample_of_a_large_weight_is_near_the_whole():
     packed = quantized(
         values, Choice(format=format_class("q4_0")), dtype=torch.float32, name="w", compute="fast", error=error
     )
-    assert error.relative == pytest.approx(whole_error(values, packed), rel=0.05)
+    assert error.relative == pytest.approx(whole_error(values, packed), rel=0.1)
 
 
 def test_of_a_class_that_does_not_tell_rows_apart_nothing_is_known():
