@@ -220,8 +220,21 @@ def _of_weight(name: str, module: nn.Module, parameter: torch.Tensor, chosen: ty
         return Choice(reason=f"not a matrix of a linear layer ({type(module).__name__})", by_user=parameter.dim() < 2)
     if chosen is None:
         return Choice(reason=f"weights={NOT_QUANTIZED!r}", by_user=True)
-    transposed = isinstance(module, Conv1D) or (is_experts and bool(getattr(module, "is_transposed", False)))
+    transposed = isinstance(module, Conv1D) or (is_experts and _holds_turned_experts(module))
     return _unless_refused(chosen, parameter, transposed=transposed)
+
+
+def _holds_turned_experts(module: nn.Module) -> bool:
+    """Say whether the experts' matrices are (in, out): the module says so, or the shapes of the two leave no doubt."""
+    said = getattr(module, "is_transposed", None)
+    if said is not None:
+        return bool(said)
+    stacks = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
+    if not all(isinstance(stack, torch.Tensor) and stack.dim() == 3 for stack in stacks):
+        return False
+    (_, *up), (_, *down) = (stack.shape for stack in stacks if stack is not None)
+    usual = up[1] == down[0] and up[0] == 2 * down[1]
+    return not usual and up[0] == down[1] and up[1] == 2 * down[0]
 
 
 def _unless_refused(chosen: type[WeightFormat], parameter: torch.Tensor, *, transposed: bool) -> Choice:

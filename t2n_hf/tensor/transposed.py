@@ -32,6 +32,18 @@ def _mm(input: Any, mat2: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - handed t
     return NotImplemented if kwargs else _matmul(input, mat2)
 
 
+def _bmm(input: Any, mat2: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - handed through from torch
+    """One product for each matrix of a stack: of experts, one at a time is dense."""
+    if kwargs or not isinstance(mat2, TransposedTensor) or isinstance(input, OpaqueTensor):
+        return NotImplemented
+    if mat2.requires_grad or mat2.ndim != 3 or input.ndim != 3 or len(input) != len(mat2.inner):
+        return NotImplemented
+    matrices = [mat2.inner[item] for item in range(len(input))]
+    if not all(isinstance(matrix, OpaqueTensor) for matrix in matrices):
+        return NotImplemented
+    return torch.stack([F.linear(rows, matrix) for rows, matrix in zip(input, matrices, strict=True)])
+
+
 def _addmm(input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1, out: Any = None) -> Any:  # noqa: ANN401
     """`beta * input + alpha * (x @ W)`."""
     product = NotImplemented if out is not None else _matmul(mat1, mat2)
@@ -55,6 +67,8 @@ class TransposedTensor(OpaqueTensor, SupportsOffloadState):
         torch.Tensor.mm: _mm,
         torch.matmul: _matmul,
         torch.mm: _mm,
+        torch.Tensor.bmm: _bmm,
+        torch.bmm: _bmm,
         torch.Tensor.addmm: _addmm,
         torch.addmm: _addmm,
     }
