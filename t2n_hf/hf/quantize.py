@@ -25,7 +25,7 @@ from t2n_hf.hf.loading import load_checkpoint
 from t2n_hf.hf.quantize_journal import fingerprint
 from t2n_hf.hf.quantize_output import check_target, write_side_files
 from t2n_hf.hf.quantize_plan import OutputPlan, make_output_plan
-from t2n_hf.hf.quantize_report import QuantizeReport, rows_of
+from t2n_hf.hf.quantize_report import QuantizeReport, rows_of, stored_nbytes
 from t2n_hf.hf.quantize_values import UnitMaker
 from t2n_hf.hf.quantize_work import GrowingFolder, disk_needed, empty
 from t2n_hf.store.checkpoint import CheckpointFile, CheckpointIndex
@@ -208,6 +208,7 @@ def _foreseen(source: str, target: Path, plan: OutputPlan) -> QuantizeReport:
         before=dict(before.most_common()),
         bytes_after=plan.nbytes,
         files=tuple(plan.files),
+        stored=stored_nbytes(plan),
         disk_needed=disk_needed(plan, partial_path(target)),
         disk_free=shutil.disk_usage(target.absolute().parent).free,
         largest_read=max((unit.step_nbytes for unit in plan.units), default=0),
@@ -274,7 +275,7 @@ class _Run:
             if not isinstance(error, _PASSING):
                 empty(partial)
             raise
-        return replace(report, errors=errors, bytes_resumed=there)
+        return replace(report, coverage=rows_of(self.plan, errors), bytes_resumed=there)
 
     def _identity(self) -> str:
         facts = {

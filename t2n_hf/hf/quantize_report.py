@@ -1,8 +1,9 @@
 """What quantizing a checkpoint did, or would do: bytes before and after, errors, what stays float and why."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from t2n_hf.contract import Tag
@@ -10,7 +11,7 @@ from t2n_hf.dtypes import dtype_of
 from t2n_hf.hf.quantize_plan import OutputPlan
 from t2n_hf.hf.report import CoverageReport, WeightRow
 
-__all__ = ["QuantizeReport", "rows_of"]
+__all__ = ["QuantizeReport", "rows_of", "stored_nbytes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +19,8 @@ class QuantizeReport:
     """The weights that were written to `out` (or would be: `dry_run`), tied ones once.
 
     `bytes_before` are those of the stored tensors that are used, `before` by their dtype; `bytes_after` those of the
-    files with weights. `errors` maps each quantized weight to ||w - q|| / ||w||, measured on some of its rows (of fused
-    experts: on the first one); a class that keeps no rows apart has none. `bytes_resumed` were there from a run that
-    was interrupted. `disk_needed` and `disk_free` are for `dry_run`; `largest_read` are the most bytes of stored values
+    files with weights, `stored` those that each weight is made of. `bytes_resumed` were there from a run that was
+    interrupted. `disk_needed` and `disk_free` are for `dry_run`; `largest_read` are the most bytes of stored values
     that are in memory at once.
     """
 
@@ -30,7 +30,7 @@ class QuantizeReport:
     before: Mapping[str, int]
     bytes_after: int
     files: tuple[str, ...]
-    errors: Mapping[str, float] = field(default_factory=dict)
+    stored: Mapping[str, int]
     seconds: float = 0.0
     bytes_resumed: int = 0
     dry_run: bool = False
@@ -43,13 +43,11 @@ class QuantizeReport:
         """Bytes of the stored tensors that are used."""
         return sum(self.before.values())
 
-    def errors_by_format(self) -> dict[str, tuple[float, float, str]]:
-        """Map each format to the mean and the largest of its weights' errors, and the name of that weight."""
-        found: dict[str, list[tuple[float, str]]] = {}
-        for row in self.coverage.rows:
-            if row.name in self.errors:
-                found.setdefault(row.format, []).append((self.errors[row.name], row.name))
-        return {name: (sum(e for e, _ in pairs) / len(pairs), *max(pairs)) for name, pairs in found.items()}
+    @property
+    def errors(self) -> dict[str, float]:
+        """Relative error of each quantized weight (see WeightRow) whose class allows to measure it."""
+        rows = self.coverage.rows
+        return {row.name: row.relative_error for row in rows if row.relative_error is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Give everything as JSON can hold it."""
@@ -65,12 +63,15 @@ class QuantizeReport:
         yield f"{self.source} {verb} {self.out}"
         stored = ", ".join(f"{name} {nbytes:,}" for name, nbytes in self.before.items())
         yield f"before {self.bytes_before:,} bytes ({stored})"
-        share = self.bytes_after / max(1, self.bytes_before)
-        yield f"after  {self.bytes_after:,} bytes ({share:.0%}) in {len(self.files)} file{'s'[: len(self.files) != 1]}"
-        errors = self.errors_by_format()
+        share, plural = self.bytes_after / max(1, self.bytes_before), "" if len(self.files) == 1 else "s"
+        yield f"after  {self.bytes_after:,} bytes ({share:.0%}) in {len(self.files)} file{plural}"
         for name, (count, nbytes) in self.coverage.by_format().items():
-            error = f", relative error {errors[name][0]:.3f}, at most {errors[name][1]:.3f}" if name in errors else ""
-            yield f"  {name:<6} {count:>5} weights {nbytes:>16,} bytes{error}"
+            rows = [row for row in self.coverage.rows if row.format == name]
+            read = sum(self.stored.get(row.name, 0) for row in rows)
+            line = f"  {name:<8} {count:>5} weights {read:>16,} -> {nbytes:>15,} bytes"
+            errors = [row.relative_error for row in rows if row.relative_error is not None]
+            mean = sum(errors) / len(errors) if errors else 0.0
+            yield f"{line}, relative error {mean:.3f}, at most {max(errors):.3f}" if errors else line
         for reason, (count, nbytes, example) in self._dense().items():
             yield f"  stays float: {count} x {reason} ({nbytes:,} bytes, e.g. {example})"
         if self.dry_run:
@@ -91,8 +92,18 @@ class QuantizeReport:
         return {reason: (counts[reason], nbytes, example[reason]) for reason, nbytes in sizes.most_common()}
 
 
-def rows_of(plan: OutputPlan) -> CoverageReport:
-    """Describe every weight of a plan; `nbytes` are those on disk."""
+def stored_nbytes(plan: OutputPlan) -> dict[str, int]:
+    """Bytes of the stored tensors that each weight is made of; those of several weights are shared out by size."""
+    found = {}
+    for unit in plan.units:
+        values = sum(math.prod(weight.shape) for weight in unit.weights)
+        for weight in unit.weights:
+            found[weight.name] = unit.nbytes * math.prod(weight.shape) // max(1, values)
+    return found
+
+
+def rows_of(plan: OutputPlan, errors: Mapping[str, float] | None = None) -> CoverageReport:
+    """Describe every weight of a plan; `nbytes` are those on disk, `errors` relative ones by name."""
     rows = []
     for weight in plan.weights:
         kind = weight.choice.format
@@ -107,6 +118,7 @@ def rows_of(plan: OutputPlan) -> CoverageReport:
                 quantized=kind is not None,
                 reason=weight.choice.reason,
                 by_user=weight.choice.by_user,
+                relative_error=(errors or {}).get(weight.name),
             )
         )
     return CoverageReport(tuple(rows))

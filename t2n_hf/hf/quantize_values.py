@@ -1,7 +1,7 @@
 """Making the values of a unit: read what is stored, apply the loader's rule, quantize, and hand on bytes."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,10 +10,11 @@ import torch
 from t2n_hf.contract import OffloadState
 from t2n_hf.dtypes import dtype_named
 from t2n_hf.errors import FormatError
+from t2n_hf.hf.packing import quantized
 from t2n_hf.hf.quantize_units import Unit, convert
-from t2n_hf.hf.quantize_weights import Weight, opaque_state, spec_of
+from t2n_hf.hf.quantize_weights import Weight, spec_of
+from t2n_hf.hf.sampled_error import SampledError
 from t2n_hf.hf.stored import StoredForm, key_of_part
-from t2n_hf.registry import class_of_tag
 from t2n_hf.store.checkpoint import ByteRange
 from t2n_hf.store.memory import ALIGNMENT, aligned_buffer, bytes_of, tensor_chunks
 
@@ -23,16 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["Made", "UnitMaker"]
 
 _CHUNK_NBYTES: Final = 8 << 20
-# Rows of a weight that are compared with what they were made of; in steps, so that all parts of it are seen.
-_SAMPLED_ROWS: Final = 64
 
 
 @dataclass
 class Made:
-    """What a unit became: forms by parameter name, and relative errors, measured on a sample, where they are known."""
+    """What a unit became: forms and errors by parameter name."""
 
     forms: dict[str, StoredForm] = field(default_factory=dict)
-    errors: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, SampledError] = field(default_factory=dict)
 
 
 class UnitMaker:
@@ -128,13 +127,18 @@ class UnitMaker:
         if weight.form is None:
             self._hand_on(weight.name, value.to(weight.dtype))
             return
-        importance = self._importance.get(weight.name)
-        state = opaque_state(value, weight.choice, dtype=weight.dtype, name=weight.name, importance=importance)
-        _check(weight, state, item)
-        if not item:  # of fused experts the first one is looked at
-            error = _sampled_error(value, state, weight)
-            made.errors.update({} if error is None else {weight.name: error})
+        packed: Any = quantized(
+            value,
+            weight.choice,
+            dtype=weight.dtype,
+            name=weight.name,
+            compute="exact",
+            importance=self._importance.get(weight.name),
+            error=made.errors.setdefault(weight.name, SampledError()),
+        )
         del value
+        state: OffloadState = packed.to_offload_state()
+        _check(weight, state, item)
         made.forms[weight.name] = StoredForm(state["tag"], tuple(sorted(state["tensors"])), state["meta"])
         for part, tensor in state["tensors"].items():
             self._hand_on(key_of_part(weight.name, part), tensor)
@@ -161,22 +165,3 @@ def _check(weight: Weight, state: OffloadState, item: int | None) -> None:
             f"{weight.name}: {state['tag']} made the parts {found}, and of an empty weight of this shape {planned}; a "
             "class whose parts depend on values cannot be written in a stream: load the model and use save_pretrained"
         )
-
-
-def _sampled_error(value: torch.Tensor, state: OffloadState, weight: Weight) -> float | None:
-    """Compute ||value - quantized|| / ||value|| over some rows; None when the class does not say what its rows are."""
-    kind: Any = class_of_tag(state["tag"])
-    rows: Iterable[int] = range(0, value.shape[0], max(1, value.shape[0] // _SAMPLED_ROWS))
-    if weight.choice.transposed and value.dim() == 2:  # its rows are those of what it is held as
-        kind, value = class_of_tag(state["meta"]["inner_tag"]), value.t()
-        state = OffloadState(tag=kind.OFFLOAD_STATE_TAG, tensors=state["tensors"], meta=state["meta"]["inner_meta"])
-        rows = range(0, value.shape[0], max(1, value.shape[0] // _SAMPLED_ROWS))
-    by_row = kind.row_parts(state["meta"], tuple(value.shape))
-    if not by_row:
-        return None
-    index = torch.tensor(list(rows))
-    cut = {part: t.index_select(0, index) if part in by_row else t for part, t in state["tensors"].items()}
-    sampled = kind.from_offload_state(OffloadState(tag=state["tag"], tensors=cut, meta=state["meta"]), None)
-    true = value.index_select(0, index).float()
-    norm = float(true.norm())
-    return float((sampled.to_base_tensor().float() - true).norm()) / norm if norm else 0.0

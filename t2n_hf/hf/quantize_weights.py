@@ -8,6 +8,7 @@ import torch
 
 from t2n_hf.contract import OffloadState, SupportsOffloadState
 from t2n_hf.dtypes import dtype_named, dtype_of
+from t2n_hf.hf.packing import quantized
 from t2n_hf.hf.plan import Choice
 from t2n_hf.hf.stored import key_of_part
 from t2n_hf.hf.weights import tied_names
@@ -17,7 +18,7 @@ from t2n_hf.tensor.transposed import TransposedTensor
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Weight", "meta_tensor", "opaque_state", "weights_to_write"]
+__all__ = ["Weight", "meta_tensor", "spec_of", "weights_to_write"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,27 +95,14 @@ def weights_to_write(model: "PreTrainedModel", choices: Mapping[str, Choice]) ->
         )
 
 
-def opaque_state(
-    value: torch.Tensor, choice: Choice, *, dtype: torch.dtype, name: str, importance: torch.Tensor | None = None
-) -> OffloadState:
-    """Quantize a plain value as `choice` says, and give its state: what a saved checkpoint holds.
-
-    The result acts as `dtype`. Raises QuantizationError naming `name`.
-    """
-    assert choice.format is not None
-    held = value.transpose(-1, -2).contiguous() if choice.transposed else value
-    del value
-    weighted = {} if importance is None else {"importance": importance}
-    packed: Any = choice.format.quantize(held, dtype=dtype, name=name, **weighted)
-    state: OffloadState = (TransposedTensor.over(packed) if choice.transposed else packed).to_offload_state()
-    return state
-
-
 def _empty_state(choice: Choice, shape: tuple[int, ...], dtype: torch.dtype) -> OffloadState:
     """Find the parts of a class for one shape: on meta where it can, else by quantizing zeros that take no memory."""
+    options: dict[str, Any] = {"dtype": dtype, "name": "", "compute": "exact"}
     try:
-        state = opaque_state(torch.empty(shape, dtype=dtype, device="meta"), choice, dtype=dtype, name="")
+        packed: Any = quantized(torch.empty(shape, dtype=dtype, device="meta"), choice, **options)
+        state = packed.to_offload_state()
     except Exception:  # noqa: BLE001 - a class need not know meta tensors, and may raise anything at them
-        state = opaque_state(torch.zeros(1, dtype=dtype).expand(shape), choice, dtype=dtype, name="")
+        packed = quantized(torch.zeros(1, dtype=dtype).expand(shape), choice, **options)
+        state = packed.to_offload_state()
     tensors = {part: meta_tensor(value.shape, dtype_of(value.dtype).name) for part, value in state["tensors"].items()}
     return OffloadState(tag=state["tag"], tensors=tensors, meta=state["meta"])

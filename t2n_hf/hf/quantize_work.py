@@ -117,7 +117,8 @@ class GrowingFolder:
     def end(self, unit: Unit, made: Made) -> None:
         """Note that a unit is written whole. Raises FormatError when it is not."""
         checksums = {key: self._shard(key).checksum(key) for key in unit.keys}
-        self._journal.add(Entry(unit=unit.name, checksums=checksums, forms=made.forms, errors=made.errors))
+        errors = {name: error.relative for name, error in made.errors.items() if error.relative is not None}
+        self._journal.add(Entry(unit=unit.name, checksums=checksums, forms=made.forms, errors=errors))
 
     def finish(self, write_side_files: Callable[[Path], None]) -> None:
         """Give everything its final name; `write_side_files` fills a folder with config.json and what else there is."""

@@ -185,7 +185,9 @@ def test_the_report_says_what_became_of_each_weight(tmp_path):
     assert (up.format, up.nbytes, up.module, up.quantized) == ("q4_0", 128 * 64 // 32 * 18, "Linear", True)
     assert rows["lm_head.weight"].reason.startswith("embeddings and head stay float")
     text = str(report)
-    assert "14 weights" in text
+    rows = [row for row in report.coverage.rows if row.quantized]
+    read = sum(stored[row.name].nbytes for row in rows)
+    assert f"14 weights {read:>16,} -> {sum(row.nbytes for row in rows):>15,} bytes, relative error 0.0" in text
     assert "stays float: 2 x embeddings and head" in text
     json.dumps(report.to_dict())
 
