@@ -2,7 +2,7 @@
 
 import copy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from threading import Thread, current_thread
 from typing import Any, Final, NoReturn, TypeAlias, final
 
@@ -45,15 +45,16 @@ class _Call:
         self.opened: list[_Opened] = []
 
     def release(self) -> None:
-        """End all claims, also when one cannot be ended as it should; raise what the first of those raised."""
-        failures: list[Exception] = []
-        for pool, claim in reversed(self.opened):
+        """End all claims, also when one cannot be ended as it should; raise what the last of those raised."""
+        opened = self.opened
+        while opened:
+            pool, claim = opened.pop()
             try:
                 pool.release(claim)
-            except Exception as error:  # noqa: BLE001 - raised below
-                failures.append(error)
-        for failure in failures:
-            raise failure
+            except Exception:
+                if opened:
+                    self.release()
+                raise
 
 
 def offloaded_parameters(model: nn.Module) -> dict[str, OffloadedTensor]:
@@ -95,7 +96,7 @@ class ModuleLeases:
         """Hook every module of `model` that has weights to lease, and the model itself."""
         self._handles.append(model.register_forward_pre_hook(self._drop_stale))
         for module in model.modules():
-            if any(True for _ in _leased(module)):
+            if _leased(module):
                 self._handles.append(module.register_forward_pre_hook(self._open))
                 self._handles.append(module.register_forward_hook(self._release, always_call=True))
         object.__setattr__(model, _ATTRIBUTE, self)
@@ -123,23 +124,29 @@ class ModuleLeases:
         calls.append(call)
         wanted: dict[TensorResidencyPool, list[tuple[Source, torch.device]]] = {}
         for tensor in _leased(module):
-            device = tensor.target_device
-            pool = tensor.pool or self.pools.get(device)
+            pool = tensor.pool
             if pool is not None and not pool.closed:
-                wanted.setdefault(pool, []).append((tensor.source, device))
+                wanted.setdefault(pool, []).append((tensor.source, tensor.target_device))
         for pool, sources in wanted.items():
-            claim = Claim(nested=module.__dict__.get(_NESTED, 0))
+            claim = Claim(False, module.__dict__.get(_NESTED, 0))
             call.opened.append((pool, claim))
             pool.open(claim, sources)
 
     def _release(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ANN401
-        calls = self._calls.get(current_thread(), [])
+        calls = self._calls.get(current_thread())
+        if calls and calls[-1].module is module:
+            calls.pop().release()
+            return
         # Above it may be what an interrupt left; and if another hook raised before `_open`, it is not there at all.
-        for place in range(len(calls) - 1, -1, -1):
-            if calls[place].module is module:
-                while len(calls) > place:
-                    calls.pop().release()
+        for place in range(len(calls or ()) - 1, -1, -1):
+            if calls[place].module is module:  # type: ignore[index]
+                self._release_from(place)
                 return
+
+    def _release_from(self, place: int) -> None:
+        calls = self._calls[current_thread()]
+        while len(calls) > place:
+            calls.pop().release()
 
     # ---- what interrupts leave ------------------------------------------------------------------------------------
 
@@ -183,12 +190,12 @@ class ModuleLeases:
         return copied
 
 
-def _leased(module: nn.Module) -> Iterator[OffloadedTensor]:
+def _leased(module: nn.Module) -> list[OffloadedTensor]:
     if isinstance(module, nn.Embedding):
-        return
-    for parameter in module._parameters.values():
-        if isinstance(parameter, OffloadedTensor) and len(parameter.source.shape) < 3:
-            yield parameter
+        return []
+    # A type is looked at, and no attribute of the tensor, which is slow for those of torch.
+    parameters: Iterable[Any] = module._parameters.values()
+    return [p for p in parameters if type(p) is OffloadedTensor and len(p.source.shape) < 3]
 
 
 def _modules_running_in(thread: Thread) -> set[int]:

@@ -3,10 +3,11 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Final, final
 
 from t2n_hf.errors import ResidencyError
-from t2n_hf.residency.entry import Entry, LoadState
+from t2n_hf.residency.entry import Entry, Key, LoadState
 from t2n_hf.residency.loading import Loading
 from t2n_hf.residency.source import Source
 from t2n_hf.residency.table import ResidentTable
@@ -17,6 +18,9 @@ __all__ = ["Readahead"]
 _SLOW_BYTES_PER_S: Final = 2e9  # the page cache is faster
 _ADVISED_NBYTES: Final = 64 << 20
 _ADVISED_COUNT: Final = 16
+_PLANNED_COUNT: Final = 32
+# Read too early, a value takes the place of one that would have been used in the meantime.
+_REACH: Final = 2
 
 
 @final
@@ -24,8 +28,8 @@ class Readahead:
     """Decides what to read ahead: at most `window` bytes that nobody has used yet, in the order of use.
 
     Room is made before a value is queued, and only by evicting what is needed later than it: so the budget is held, and
-    hardly anything is read twice. A value that is larger than the window is read ahead when it comes next and what is
-    in use meanwhile is smaller than the window: its room has to be made in any case.
+    hardly anything is read twice. Nor is it read much earlier than it has to. A value that is larger than the window is
+    read ahead when what is used before it is smaller than the window: its room has to be made in any case.
     """
 
     def __init__(self, table: ResidentTable, loading: Loading, workers: Workers, window: int) -> None:
@@ -42,24 +46,30 @@ class Readahead:
 
     def plan(self) -> None:
         """Queue what the calling thread will use next, as far as there is room. Lock held."""
-        table = self._table
-        while (found := table.policy.peek()) is not None:
-            key, distance = found
-            if key not in table.entries:
+        table, between = self._table, 0
+        for distance, key in enumerate(islice(table.policy.upcoming(), _PLANNED_COUNT)):
+            entry = table.entries.get(key)  # type: ignore[call-overload]
+            if entry is None:
                 source = table.source_at(key)  # type: ignore[arg-type]
                 if source is None:
-                    table.policy.remove(key)
                     continue
-                if not self._fits(source.nbytes, distance) or not self._loading.try_room(source.nbytes, distance):
+                fits = self._fits(source.nbytes, between)
+                if not fits or not self._loading.try_room(source.nbytes, distance):
                     return
-                entry = table.enter(key, source)  # type: ignore[arg-type]
-                self._loading.reserve(entry)
-                entry.ahead = True
+                entry = self._queue(key, source)  # type: ignore[arg-type]
                 self._unused.append((entry, distance))
-                self._workers.put(entry, source)
-            table.policy.advance()
+            between += entry.nbytes
+            if between > _REACH * self._window:
+                return
 
-    def _fits(self, nbytes: int, distance: int) -> bool:
+    def _queue(self, key: Key, source: Source) -> Entry:
+        entry = self._table.enter(key, source)
+        self._loading.reserve(entry)
+        entry.ahead = True
+        self._workers.put(entry, source)
+        return entry
+
+    def _fits(self, nbytes: int, between: int) -> bool:
         # What was skipped is far away again, and shall not keep others from being read.
         self._unused = deque(
             (entry, before)
@@ -70,8 +80,8 @@ class Readahead:
         if unused + nbytes <= self._window:
             return True
         room = self._room
-        fits = room.max_bytes is None or room.leased + room.reserved + nbytes <= room.max_bytes
-        return fits and not self._unused and distance == 0 and room.leased <= self._window
+        fits = room.max_bytes is None or room.leased + room.reserved + between + nbytes <= room.max_bytes
+        return fits and not self._unused and room.leased + between <= self._window
 
     def cancel(self) -> bool:
         """Take back what is needed last of what is queued; False when nothing is. Lock held."""
@@ -95,7 +105,7 @@ class Readahead:
         with self._room.lock:
             self._advised.discard(entry.key)
             coming, nbytes = [], 0
-            for key in self._table.policy.following(entry.key, _ADVISED_COUNT):
+            for key in islice(self._table.policy.following(entry.key), _ADVISED_COUNT):
                 source = None if key in self._table.entries else self._table.source_at(key)  # type: ignore[arg-type]
                 if source is None:
                     continue

@@ -48,26 +48,25 @@ class Claims:
         return missing
 
     def _admit(self, claim: Claim, wanted: Wanted, thread: Thread) -> None:
-        room, entries = self._room, self._table.entries
-
-        def need() -> int:
-            total = claim.nested
-            for source, device in wanted:
-                entry = entries.get((source.key, device))
-                if entry is None:
-                    total += source.nbytes
-                elif not entry.leases:
-                    total += entry.nbytes
-            return total
-
+        room = self._room
         grant = room.grants.get(thread)
         if grant is None:
-            room.admit(thread, need)
+            room.admit(thread, lambda: claim.nested + self._unleased_nbytes(wanted))
             grant = room.grant(thread, claim.nested)
         else:
-            claim.taken = room.take(grant, need() - claim.nested)
+            claim.taken = room.take(grant, self._unleased_nbytes(wanted))
         grant.claims += 1
         claim.owner = thread
+
+    def _unleased_nbytes(self, wanted: Wanted) -> int:
+        entries, total = self._table.entries, 0
+        for source, device in wanted:
+            entry = entries.get((source.key, device))
+            if entry is None:
+                total += source.nbytes
+            elif not entry.leases:
+                total += entry.nbytes
+        return total
 
     def _lease_one(self, entry: Entry, claim: Claim, source: Source) -> None:
         if not entry.leases:

@@ -2,7 +2,7 @@
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -18,8 +18,7 @@ class _Reader:
     """Where one thread is in the order.
 
     `last` is its last use, `tail` the last key it expects, `seen` the clock when it was last seen; `passed` are the
-    keys of its present pass, in order, in which it went backwards `turns` times; of the keys that come next `scanned`
-    were looked at.
+    keys of its present pass, in order, in which it went backwards `turns` times.
     """
 
     last: Hashable
@@ -27,7 +26,6 @@ class _Reader:
     seen: int
     passed: dict[Hashable, None] = field(default_factory=dict)
     turns: int = 0
-    scanned: int = 0
 
 
 @final
@@ -67,8 +65,6 @@ class LearnedOrder:
         self._order = list(order)
         self._place = {key: place for place, key in enumerate(self._order)}
         self._loaded = sorted(self._place[key] for key in loaded if key in self._place)
-        for reader in self._readers.values():
-            reader.scanned = 0
 
     def expect(self, key: Hashable) -> None:
         """Put a new key after what the thread uses or expects last."""
@@ -95,11 +91,9 @@ class LearnedOrder:
             self._insert_after(key, reader.last)
         if key in reader.passed:
             self._end_pass(reader)
-        place, here = self._place[key], self._place[reader.last]
-        if place < here and reader.passed:
+        if reader.passed and self._place[key] < self._place[reader.last]:
             reader.turns += 1
         reader.passed[key] = None
-        reader.scanned = max(0, reader.scanned - (place - here) % len(self._order))
         if reader.tail == reader.last:
             reader.tail = key
         reader.last = key
@@ -195,21 +189,18 @@ class LearnedOrder:
                 return key, length - 1 - back
         return None, -1
 
-    def peek(self) -> tuple[Hashable, int] | None:
-        """Give what comes after what was looked at; None before a pass was seen, and when everything is loaded."""
+    def upcoming(self) -> Iterator[Hashable]:
+        """Give what the calling thread uses next; nothing before a pass was seen, and when everything is loaded."""
         reader = self._readers.get(threading.get_ident())
-        count = len(self._order)
-        if reader is None or not self._passes or len(self._loaded) == count or reader.scanned >= count - 1:
-            return None
-        return self._order[(self._place[reader.last] + 1 + reader.scanned) % count], reader.scanned
+        if reader is None or not self._passes or len(self._loaded) == len(self._order):
+            return iter(())
+        return self.following(reader.last)
 
-    def advance(self) -> None:
-        """Go on to the next one."""
-        self._readers[threading.get_ident()].scanned += 1
-
-    def following(self, key: Hashable, count: int) -> list[Hashable]:
+    def following(self, key: Hashable) -> Iterator[Hashable]:
         """Give those after `key` in the cycle."""
-        place, order = self._place.get(key), self._order
+        order = self._order
+        place = self._place.get(key)
         if place is None:
-            return []
-        return [order[(place + step) % len(order)] for step in range(1, min(count + 1, len(order)))]
+            return
+        for step in range(place + 1, place + len(order)):
+            yield order[step % len(order)]

@@ -4,7 +4,7 @@ A policy sees keys and never values. The pool calls it with its lock held: no me
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
 from typing import Protocol, TypeAlias, final
 
@@ -54,17 +54,14 @@ class Policy(Protocol):
         With `beyond` 0 or more only one that is needed later than `beyond` other values, for certain.
         """
 
-    def peek(self) -> tuple[Hashable, int] | None:
-        """Give the next key to look at for the calling thread, and how many it will use before; None: not known."""
-
-    def advance(self) -> None:
-        """Note that the key that `peek` gave was looked at."""
+    def upcoming(self) -> Iterator[Hashable]:
+        """Give the keys that the calling thread uses next, in order, as far as that is known and of interest."""
 
     def distance(self, key: Hashable) -> int:
         """How many other values are used before `key` is, at least."""
 
-    def following(self, key: Hashable, count: int) -> list[Hashable]:
-        """Give up to `count` keys that are used after `key`, as far as that is known."""
+    def following(self, key: Hashable) -> Iterator[Hashable]:
+        """Give the keys that are used after `key`, in order, as far as that is known."""
 
 
 class _Unordered:
@@ -73,20 +70,17 @@ class _Unordered:
     def expect(self, key: Hashable) -> None:
         """Nothing to note."""
 
-    def peek(self) -> tuple[Hashable, int] | None:
+    def upcoming(self) -> Iterator[Hashable]:
         """Not known."""
-        return None
-
-    def advance(self) -> None:
-        """Nothing to note."""
+        return iter(())
 
     def distance(self, key: Hashable) -> int:
         """Not known: it may be next."""
         return 0
 
-    def following(self, key: Hashable, count: int) -> list[Hashable]:
+    def following(self, key: Hashable) -> Iterator[Hashable]:
         """Not known."""
-        return []
+        return iter(())
 
 
 @final

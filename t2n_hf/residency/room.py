@@ -101,12 +101,12 @@ class Room:
 
     def admit(self, thread: Thread, need: Callable[[], int]) -> None:
         """Wait until `thread`, which holds no lease, may have `need()` more bytes in use; first come, first served."""
-        if not self._queue and self._fits(need()):
+        if not self._queue and (not self.grants or self._fits(need())):
             return
         ticket, patience = object(), Patience()
         self._queue.append(ticket)
         try:
-            while self.others_hold(thread) and not (self._queue[0] is ticket and self._fits(need())):
+            while self._queue[0] is not ticket or (self.others_hold(thread) and not self._fits(need())):
                 if not self.wait_for_others(patience):
                     return
         finally:

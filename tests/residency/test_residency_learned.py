@@ -142,22 +142,16 @@ def test_what_is_in_use_is_passed_over_and_so_is_what_is_needed_too_soon():
 def test_nothing_is_known_of_what_comes_next_before_a_pass_was_seen():
     policy = LearnedOrder()
     touches(policy, "abc")
-    assert policy.peek() is None
+    assert list(policy.upcoming()) == []
     policy.touch("a")
-    assert policy.peek() == ("b", 0)
-    policy.advance()
-    assert policy.peek() == ("c", 1)
+    assert list(policy.upcoming()) == ["b", "c"]
     policy.touch("b")
-    assert policy.peek() == ("c", 0)
-    policy.advance()
-    assert policy.peek() == ("a", 1)
-    policy.advance()
-    assert policy.peek() is None  # all the others were looked at
-    assert policy.following("b", 5) == ["c", "a"]
+    assert list(policy.upcoming()) == ["c", "a"]
+    assert list(policy.following("a")) == ["b", "c"]
     for key in "abc":
         policy.arrive(key, 1)
     policy.touch("c")
-    assert policy.peek() is None  # everything is there
+    assert list(policy.upcoming()) == []  # everything is there
 
 
 def test_a_key_that_is_gone_leaves_the_order():
@@ -168,13 +162,13 @@ def test_a_key_that_is_gone_leaves_the_order():
     policy.forget("b")
     policy.remove("b")
     policy.remove("never seen")
-    assert policy.following("a", 5) == ["c", "d"]
+    assert list(policy.following("a")) == ["c", "d"]
     assert policy.victim(lambda key: key != "a", 1) == "d"
     policy.forget("a")
     policy.remove("a")  # where this thread is
     policy.forget("d")
     touches(policy, "cdc")
-    assert policy.peek() == ("d", 0)
+    assert list(policy.upcoming()) == ["d"]
 
 
 def test_choosing_a_victim_does_not_grow_with_the_number_of_weights():

@@ -63,6 +63,6 @@ def test_what_does_not_know_the_order_evicts_nothing_for_what_is_read_ahead(name
     for key in "ab":
         policy.touch(key)
         policy.arrive(key, 1)
-    assert policy.peek() is None
+    assert list(policy.upcoming()) == []
     assert policy.victim(anything, 5, beyond=0) is None
-    assert policy.following("a", 3) == []
+    assert list(policy.following("a")) == []
