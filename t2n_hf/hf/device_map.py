@@ -33,8 +33,8 @@ def checked_map(device_map: Mapping[Any, Any]) -> dict[str, Where]:
         is_place = isinstance(where, (str, int, torch.device)) and not isinstance(where, bool)
         if not isinstance(name, str) or not is_place:
             raise ConfigError(f'device_map has {name!r}: {where!r}; expected a module\'s name and a device, or "disk"')
-        if where != DISK:
-            device_named(where)
+        if where != DISK and device_named(where).type == "meta":
+            raise ConfigError(f'device_map has {name!r} on the meta device, where no values are; map it to "disk"')
     return dict(device_map)
 
 

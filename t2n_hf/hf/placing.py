@@ -21,6 +21,8 @@ from t2n_hf.hf.stored import StoredForm, StoredForms, key_of_part
 from t2n_hf.hf.weights import replace_parameter
 from t2n_hf.registry import class_of_tag
 from t2n_hf.store.checkpoint import ByteRange
+from t2n_hf.tensor.contents import MemoryContent
+from t2n_hf.tensor.device_copy import host_copy
 from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.opaque import OpaqueTensor
 from t2n_hf.tensor.stored import StoredSource
@@ -189,6 +191,10 @@ class Placing:
         kept = not isinstance(value, OpaqueTensor) and stays_in_memory(value)
         if self.placement.on_disk(name) and not kept:
             return self._spilled(name, value)
+        if self.placement.in_ram(name) and not kept:
+            content = MemoryContent(host_copy(value))
+            source = StoredSource(content, value.shape, value.dtype, name, spill_folder=self.config.spill_dir)
+            return OffloadedTensor.from_source(source, self.placement.main_device)
         return self.settled(name, value)
 
     def settled(self, name: str, value: torch.Tensor) -> torch.Tensor:
@@ -297,7 +303,7 @@ class Placing:
             packed = packed.with_compute(self.config.compute)
         _settle(packed)
         self.pages.used(read)
-        return self.settled(name, packed)
+        return self.moved(name, packed)
 
     def _stored_on_disk(self, name: str, form: StoredForm, state: OffloadState, wanted: torch.Tensor) -> torch.Tensor:
         device, spill_dir = self.placement.main_device, self.config.spill_dir
@@ -323,7 +329,17 @@ class Placing:
                 self._replace(parameter, self._offloaded(name, parameter.detach(), None, dtype))
             elif not self.packed and self.wants(name):
                 self._replace(parameter, self.place(name, parameter.detach()))
+            elif self.placement.moves:
+                self._replace(parameter, self.moved(name, parameter.detach()))
+        if self.placement.moves:
+            self._move_buffers()
         self.pages.drop()
+
+    def _move_buffers(self) -> None:
+        for path, module in self.model.named_modules():
+            for leaf, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[leaf] = self.settled(f"{path}.{leaf}" if path else leaf, buffer)
 
     def _replace(self, old: nn.Parameter, new: torch.Tensor) -> None:
         if not isinstance(new, nn.Parameter):

@@ -1,7 +1,9 @@
 """Plain tensors as bytes, and bytes as tensors."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 import torch
@@ -9,10 +11,23 @@ import torch
 from t2n_hf.errors import FormatError
 from t2n_hf.store.recycled import recycled_buffer
 
-__all__ = ["ALIGNMENT", "aligned_buffer", "bytes_of", "read_at", "runs_of", "tensor_chunks"]
+__all__ = ["ALIGNMENT", "aligned_buffer", "buffers_from", "bytes_of", "read_at", "runs_of", "tensor_chunks"]
 
 ALIGNMENT: Final = 64
 _CHUNK_NBYTES: Final = 64 << 20
+
+
+_ALLOCATE: ContextVar[Callable[[int], torch.Tensor] | None] = ContextVar("t2n_hf_allocate", default=None)
+
+
+@contextmanager
+def buffers_from(allocate: Callable[[int], torch.Tensor]) -> Iterator[None]:
+    """Have `aligned_buffer` take its buffers from `allocate`, in this thread, for the time of a block."""
+    token = _ALLOCATE.set(allocate)
+    try:
+        yield
+    finally:
+        _ALLOCATE.reset(token)
 
 
 def aligned_buffer(nbytes: int) -> torch.Tensor:
@@ -20,6 +35,9 @@ def aligned_buffer(nbytes: int) -> torch.Tensor:
 
     Large ones are mapped, and unmapped or used again once no tensor refers to them: see `store/recycled.py`.
     """
+    allocate = _ALLOCATE.get()
+    if allocate is not None:
+        return allocate(nbytes)
     recycled = recycled_buffer(nbytes)
     if recycled is not None:
         return recycled
