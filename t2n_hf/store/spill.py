@@ -14,12 +14,17 @@ from typing import Any, Final, cast
 import torch
 
 from t2n_hf.errors import StorageError
+from t2n_hf.store.disk_space import cut, punch_hole
 from t2n_hf.store.memory import ALIGNMENT, aligned_buffer, bytes_of, read_at, runs_of, tensor_chunks
 from t2n_hf.store.state import StoredState
 
-__all__ = ["Spill", "SpillRange"]
+__all__ = ["Spill", "SpillRange", "shared_spill"]
 
 _CHUNK_NBYTES: Final = 64 << 20
+# Every spill of this process, and the shared ones by process and folder. The lock is held while the process forks.
+_ALL: Final["weakref.WeakSet[Spill]"] = weakref.WeakSet()
+_SHARED: Final["weakref.WeakValueDictionary[tuple[int, str], Spill]"] = weakref.WeakValueDictionary()
+_LOCK: Final = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,8 @@ class SpillRange:
 class Spill:
     """An unlinked temporary file in `folder` (None: the system's), used by any thread; a context manager.
 
-    Freed space is used again by later values that fit. Copies of a model share it, as what is in it never changes.
+    Freed space goes back to the disk, or is used again by later values that fit. Copies of a model share the file, as
+    what is in it never changes.
     Raises StorageError when the folder cannot be written.
     """
 
@@ -107,12 +113,17 @@ class Spill:
         except OSError as error:
             raise StorageError(error.errno, f"cannot make a spill file in {folder}: {error.strerror}") from error
         self._where = str(folder or tempfile.gettempdir())
+        # A forked child reads what its parent has put; it writes to files of its own.
+        self._owner = os.getpid()
+        self._read_by_children = 0
         self._close = weakref.finalize(self, os.close, self._fd)
         self._lock = threading.Lock()
         self._end = 0
         self._free: dict[int, int] = {}  # offset -> bytes
-        # Ranges end whenever the garbage collector runs, perhaps inside `put`: they queue here, and need no lock.
+        # Ranges end whenever the garbage collector runs, perhaps inside `put`: they queue here, and wait for no lock.
         self._returned: deque[tuple[int, int]] = deque()
+        with _LOCK:
+            _ALL.add(self)
 
     @property
     def nbytes(self) -> int:
@@ -122,8 +133,10 @@ class Spill:
     def put(self, value: torch.Tensor | StoredState | Mapping[str, Any]) -> SpillRange:
         """Write a plain tensor or an offload state; the values of other devices are copied over in chunks.
 
-        Raises StorageError on a full disk or a closed spill.
+        Raises StorageError on a full disk or a closed spill, and in a forked child, whose parent's file it is.
         """
+        if self._owner != os.getpid():
+            raise StorageError(f"the spill in {self._where} is that of process {self._owner}; make one in this process")
         if isinstance(value, torch.Tensor):
             tensors, state = {"": value}, None
         else:
@@ -138,10 +151,10 @@ class Spill:
             for part, tensor in zip(parts, tensors.values(), strict=True):
                 self._write(part.name, tensor, offset + part.offset)
         except BaseException:
-            self._returned.append((offset, nbytes))
+            self._take_back(offset, nbytes)
             raise
         stored = SpillRange(self, offset, tuple(parts), state)
-        weakref.finalize(stored, self._returned.append, (offset, nbytes)).atexit = False
+        weakref.finalize(stored, self._take_back, offset, nbytes).atexit = False
         return stored
 
     def close(self) -> None:
@@ -159,8 +172,7 @@ class Spill:
 
     def _allocate(self, nbytes: int) -> int:
         with self._lock:
-            while self._returned:
-                self._give_back(*self._returned.popleft())
+            self._give_back_returned()
             fitting = [(size, offset) for offset, size in self._free.items() if size >= nbytes]
             if not fitting:
                 offset, self._end = self._end, self._end + nbytes
@@ -171,7 +183,29 @@ class Spill:
                 self._free[offset + nbytes] = size - nbytes
             return offset
 
-    def _give_back(self, offset: int, nbytes: int) -> None:
+    def _take_back(self, offset: int, nbytes: int) -> None:
+        # What a child could still read stays until the last process closes the file; so does all that a parent has.
+        if offset < self._read_by_children or self._owner != os.getpid():
+            return
+        self._returned.append((offset, nbytes))
+        if self._lock.acquire(blocking=False):  # else who holds it, or comes next, does it
+            try:
+                self._give_back_returned()
+            finally:
+                self._lock.release()
+
+    def _give_back_returned(self) -> None:
+        while self._returned:
+            offset, nbytes = self._returned.popleft()
+            self._join_free(offset, nbytes)
+            if not self._close.alive:
+                continue
+            if self._end <= offset:
+                cut(self._fd, self._end)
+            else:
+                punch_hole(self._fd, offset, nbytes)
+
+    def _join_free(self, offset: int, nbytes: int) -> None:
         for start, size in list(self._free.items()):
             if start + size == offset:
                 del self._free[start]
@@ -200,7 +234,12 @@ class Spill:
     def _read_into(self, view: memoryview, offset: int) -> None:
         while view:
             self._check_open()
-            done = read_at(self._fd, view[:_CHUNK_NBYTES], offset)
+            try:
+                done = read_at(self._fd, view[:_CHUNK_NBYTES], offset)
+            except OSError as error:
+                raise StorageError(
+                    error.errno, f"cannot read {len(view)} bytes of the spill file in {self._where}: {error.strerror}"
+                ) from error
             if not done:
                 raise StorageError(f"the spill file in {self._where} ends at byte {offset}; it was truncated")
             view, offset = view[done:], offset + done
@@ -213,3 +252,25 @@ class Spill:
     def _check_open(self) -> None:
         if not self._close.alive:
             raise StorageError(f"the spill in {self._where} was closed; load the model again")
+
+
+def shared_spill(folder: str | Path | None) -> Spill:
+    """Give the spill of this process for `folder` (None: the system's temporary one); it ends with its last range."""
+    key = (os.getpid(), "" if folder is None else os.path.realpath(folder))
+    with _LOCK:
+        known = _SHARED.get(key)
+    if known is not None:
+        return known
+    made = Spill(folder)
+    with _LOCK:
+        return _SHARED.setdefault(key, made)
+
+
+def _after_fork_in_parent() -> None:
+    for spill in list(_ALL):
+        spill._read_by_children = spill._end
+    _LOCK.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_LOCK.acquire, after_in_parent=_after_fork_in_parent, after_in_child=_LOCK.release)

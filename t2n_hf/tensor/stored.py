@@ -5,58 +5,59 @@ that are under way keep what they read, copies of the tensor keep what they had,
 """
 
 import itertools
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
-from weakref import WeakValueDictionary
 
 import torch
 
 from t2n_hf.contract import SupportsOffloadState
 from t2n_hf.errors import InPlaceError, StorageError, UnsupportedOpError
 from t2n_hf.store.memory import aligned_buffer
-from t2n_hf.store.spill import Spill
+from t2n_hf.store.spill import SpillRange, shared_spill
 from t2n_hf.tensor.contents import Content, MemoryContent, SpillContent
+from t2n_hf.tensor.device_copy import Transfer, transfer_to
 from t2n_hf.tensor.wrapper import OpaqueTensor
 
 if TYPE_CHECKING:
     from t2n_hf.residency import TensorResidencyPool
 
-__all__ = ["StoredSource", "shared_spill", "spilled"]
+__all__ = ["StoredSource", "spilled"]
 
 _NUMBERS: Final = itertools.count()
-_SPILLS: Final[WeakValueDictionary[tuple[int, str], Spill]] = WeakValueDictionary()
-_SPILLS_LOCK: Final = threading.Lock()
-
-
-def shared_spill(folder: str | Path | None) -> Spill:
-    """Give the spill of this process for `folder` (None: the system's temporary one); it ends with its last range."""
-    # A forked child must not write where its parent does.
-    key = (os.getpid(), "" if folder is None else os.path.realpath(folder))
-    with _SPILLS_LOCK:
-        spill = _SPILLS.get(key)
-        if spill is None:
-            _SPILLS[key] = spill = Spill(folder)
-        return spill
 
 
 def spilled(value: torch.Tensor, folder: str | Path | None, name: str) -> SpillContent:
     """Put `value`, plain or of a class with an offload state, into the spill of `folder`.
 
-    Raises UnsupportedOpError for an opaque class without a state, StorageError when the disk is full.
+    Raises UnsupportedOpError for an opaque class without a state, StorageError, naming folder and tensor, when nothing
+    can be written there.
     """
-    spill = shared_spill(folder)
     if not isinstance(value, OpaqueTensor):
-        return SpillContent(spill.put(value.detach().as_subclass(torch.Tensor)), None)
+        return SpillContent(_put(value.detach().as_subclass(torch.Tensor), folder, name), None)
     if not isinstance(value, SupportsOffloadState):
         raise UnsupportedOpError(
             f"{name}: a {type(value).__name__} has no offload state and cannot be offloaded; "
             "give its class SupportsOffloadState, or offload value.to_base_tensor()"
         )
     _pack(value)
-    return SpillContent(spill.put(value.to_private_state()), type(value))
+    return SpillContent(_put(value.to_private_state(), folder, name), type(value))
+
+
+def _put(value: Any, folder: str | Path | None, name: str) -> SpillRange:  # noqa: ANN401 - a tensor or a state
+    try:
+        return shared_spill(folder).put(value)
+    except StorageError as error:
+        raise _naming(error, name) from error
+
+
+def _naming(error: StorageError, name: str) -> StorageError:
+    """Put the tensor's name before a message that lacks it."""
+    text = error.strerror or str(error)
+    if not name or name in text:
+        return error
+    return StorageError(error.errno, f"{name}: {text}") if error.errno is not None else StorageError(f"{name}: {text}")
 
 
 def _pack(value: torch.Tensor) -> None:
@@ -121,14 +122,29 @@ class StoredSource:
         with torch.inference_mode(False), torch.no_grad():
             if device.type == "meta":
                 return torch.empty(self.shape, dtype=self.dtype, device=device)
+            transfer = transfer_to(device)
+            if transfer is not None:
+                return self._transferred(content, transfer, device)
             try:
                 value = content.read(device)
             except StorageError as error:
-                raise self._named(error) from error
+                raise _naming(error, self.name) from error
             if content.kind is None and value.device == device and value.dtype != self.dtype:
                 return aligned_buffer(self.nbytes).view(self.dtype).view(self.shape).copy_(value)
             loaded = value.to(device=device, dtype=self.dtype)
             return loaded.clone() if isinstance(content, MemoryContent) and loaded is value else loaded
+
+    def _transferred(self, content: Content, transfer: Transfer, device: torch.device) -> torch.Tensor:
+        """Read the value and copy it to an accelerator; it is cast there."""
+        try:
+            with transfer.reading():
+                value = content.read(device)
+                aliases = device.type == "cpu"  # the staging memory, which is used again
+                loaded = value.to(device, non_blocking=content.kind is None, copy=aliases).to(self.dtype)
+        except StorageError as error:
+            raise _naming(error, self.name) from error
+        transfer.arrived(loaded)
+        return loaded
 
     def gather(self, rows: Sequence[int], device: torch.device) -> torch.Tensor | None:
         """Read the rows at ascending indices and nothing else; None when that cannot be done."""
@@ -136,7 +152,7 @@ class StoredSource:
             try:
                 found = self._content.gather(rows, self.shape)
             except StorageError as error:
-                raise self._named(error) from error
+                raise _naming(error, self.name) from error
             return None if found is None else found.to(device=device, dtype=self.dtype)
 
     def advise(self) -> None:
@@ -159,8 +175,3 @@ class StoredSource:
         return StoredSource(
             self._content, self.shape, dtype or self.dtype, self.name, spill_folder=self.spill_folder, pool=pool
         )
-
-    def _named(self, error: StorageError) -> StorageError:
-        if self.name in str(error):
-            return error
-        return StorageError(f"{self.name}: {error}")

@@ -146,3 +146,128 @@ def test_a_process_that_just_ends_leaves_nothing(tmp_path: Path):
     code += "k = s.put(torch.ones(10)); assert k.read()[0] == 1; os._exit(0)"
     subprocess.run(light_command(code, tmp_path), check=True)
     assert os.listdir(tmp_path) == []
+
+
+def blocks(spill: Spill) -> int:
+    return os.fstat(spill._fd).st_blocks * 512
+
+
+def test_disk_space_goes_back_when_ranges_end(spill: Spill):
+    mib = 1 << 20
+    kept = [spill.put(torch.full((mib // 4,), float(i))) for i in range(6)]
+    if not blocks(spill):
+        pytest.skip("this filesystem does not say what a file takes")
+    assert 6 * mib <= blocks(spill) <= 6 * mib + 65536
+    del kept[2]
+    if blocks(spill) > 5 * mib + 65536:
+        pytest.skip("this filesystem has no holes; the space is used again")
+    kept.pop()
+    assert blocks(spill) <= 4 * mib + 65536
+    assert os.fstat(spill._fd).st_size == 5 * mib
+    assert [kept_range.read()[0].item() for kept_range in kept] == [0, 1, 3, 4]
+    kept.append(spill.put(torch.full((mib // 4,), 9.0)))
+    assert os.fstat(spill._fd).st_size == 5 * mib
+    assert [kept_range.read()[-1].item() for kept_range in kept] == [0, 1, 3, 4, 9]
+    kept.clear()
+    assert (blocks(spill), os.fstat(spill._fd).st_size) == (0, 0)
+
+
+def test_ranges_that_end_in_any_thread_give_their_space_back(spill: Spill):
+    def work():
+        for number in range(30):
+            ring = [spill.put(torch.full((4096,), float(number)))]
+            ring.append(ring)  # only the garbage collector ends it
+            assert ring[0].read()[0].item() == number
+            gc.collect(0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    spill.put(torch.ones(1))
+    assert os.fstat(spill._fd).st_size <= 64 + 4 * 4096 * 4
+
+
+def test_a_read_error_says_where(spill: Spill, monkeypatch: pytest.MonkeyPatch):
+    kept = spill.put(torch.ones(8))
+
+    def failing(*args: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spill_module, "read_at", failing)
+        with pytest.raises(StorageError, match=r"cannot read 32 bytes of the spill file in .*on demand: Input/output"):
+            kept.read()
+    assert torch.equal(kept.read(), torch.ones(8))
+
+
+FORKING = """
+import os, sys, time
+import torch
+from t2n_hf.errors import StorageError
+from t2n_hf.store.spill import Spill, shared_spill
+
+spill = shared_spill(sys.argv[1])
+kept = [spill.put(torch.full((4096,), float(i))) for i in range(4)]
+asked, told = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(told)
+    os.read(asked, 1)  # until the parent has ended its ranges and written others
+    right = [kept_range.read().unique().item() for kept_range in kept] == [0, 1, 2, 3]
+    try:
+        spill.put(torch.ones(1))
+        right = False
+    except StorageError as error:
+        right = right and "is that of process" in str(error)
+    own = shared_spill(sys.argv[1])
+    mine = own.put(torch.full((4096,), 7.0))
+    del kept[0]
+    right = right and own is not spill and mine.read().unique().item() == 7
+    os._exit(0 if right else 1)
+os.close(asked)
+del kept[1:]
+more = [spill.put(torch.full((4096,), 10.0 + i)) for i in range(4)]
+os.write(told, b".")
+assert os.waitpid(child, 0)[1] == 0, "the child reads what there was"
+assert kept[0].read().unique().item() == 0
+assert [m.read().unique().item() for m in more] == [10, 11, 12, 13]
+size = os.fstat(spill._fd).st_size
+del more[:]
+more = [spill.put(torch.full((4096,), 20.0 + i)) for i in range(4)]
+assert os.fstat(spill._fd).st_size == size, "what was written after the fork is used again"
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_reads_on_while_its_parent_writes(tmp_path: Path):
+    subprocess.run(light_command(FORKING, str(tmp_path)), check=True, timeout=60)
+    assert os.listdir(tmp_path) == []
+
+
+KILLED = """
+import os, signal, sys, threading
+import torch
+from t2n_hf.store.spill import Spill
+
+spill = Spill(sys.argv[1])
+kept = [spill.put(torch.ones(1 << 18)) for _ in range(3)]
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+print("writing", flush=True)
+while True:
+    kept.append(spill.put(torch.ones(1 << 18)))
+    kept.pop(0)
+"""
+
+
+def test_a_process_killed_while_it_writes_leaves_nothing_and_disturbs_no_other(tmp_path: Path):
+    with Spill(tmp_path) as other:
+        kept = other.put(torch.arange(1000))
+        processes = [subprocess.Popen(light_command(KILLED, str(tmp_path)), stdout=subprocess.PIPE) for _ in range(2)]
+        for process in processes:
+            assert process.communicate()[0] == b"writing\n"
+            assert process.returncode == -9
+        assert os.listdir(tmp_path) == []
+        assert torch.equal(kept.read(), torch.arange(1000))
