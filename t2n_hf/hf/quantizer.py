@@ -44,6 +44,8 @@ __all__ = ["COVERAGE_THRESHOLD", "T2NQuantizer", "register"]
 
 # Below this share of what could be quantized, loading warns: someone who asked for 4 bits would not expect it.
 COVERAGE_THRESHOLD: Final = 0.5
+# How transformers loads names and shapes alone: nothing is put anywhere.
+_WITHOUT_VALUES: Final = {"": "meta"}
 
 
 class T2NQuantizer(HfQuantizer):
@@ -121,7 +123,7 @@ class T2NQuantizer(HfQuantizer):
 
     def update_device_map(self, device_map: Any) -> Any:  # noqa: ANN401 - whatever transformers takes
         """Take "disk" out of a copy of the user's map. Raises ConfigError for a device that is not there."""
-        if not isinstance(device_map, dict):
+        if not isinstance(device_map, dict) or device_map == _WITHOUT_VALUES:
             return device_map
         self._limit(self.quantization_config.limits or {})
         return self._placement.take(checked_map(device_map))
@@ -169,7 +171,7 @@ class T2NQuantizer(HfQuantizer):
             pages=MappedPages(files),
             sources=None if index is None else CheckpointSources(index, model, self),
         )
-        if device_map is None:
+        if device_map is None or device_map == _WITHOUT_VALUES:
             return
         config = self.quantization_config
         cache = cache_nbytes_of(model, config.max_length, config.batch_size, self._dtype)
