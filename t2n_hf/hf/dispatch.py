@@ -113,7 +113,7 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0917 - the signature that code wri
     load.check_names(strict, checkpoint)
     limits = limits_of(max_memory)
     report = plan_load(load, device_map, limits, no_split_module_classes)
-    _carry_out(load, report, skip_keys, force_hooks)
+    carry_out(load, report, skip_keys, force_hooks)
     return model
 
 
@@ -169,7 +169,7 @@ def dispatch_model(  # noqa: PLR0917 - the signature that code written for accel
     load.placement.main = main_device
     load.refuse_empty("state_dict" if state_dict else "the module")
     report = plan_load(load, device_map, limits_of(max_memory), no_split_module_classes)
-    _carry_out(load, report, skip_keys, force_hooks)
+    carry_out(load, report, skip_keys, force_hooks)
     return model
 
 
@@ -215,7 +215,7 @@ def plan_load(
     )
 
 
-def _carry_out(
+def carry_out(
     load: ModuleLoad, report: PlacementReport | None, skip_keys: str | Iterable[str] | None, force_hooks: bool
 ) -> None:
     """Load, and change the module: all of it, or nothing."""
