@@ -187,7 +187,7 @@ def pool(setting: Setting) -> Results:
     half = setting.model_bytes // 2
     for name, ahead in (("model", {}), ("model, no readahead", {"readahead_bytes": 0})):
         config = {**PLAIN, "max_resident_bytes": half, **ahead}
-        spec = {"kind": "ours", "folder": setting.folder, "config": config, "device_map": "disk"}
+        spec = {"kind": "ours", "folder": setting.folder, "config": config, "device_map": {"": "disk"}}
         with setting.side(spec) as side:
             side.ask("generate", tokens=2)
             found[name] = side.ask("generate", tokens=setting.run_tokens)["asked_per_token"] / setting.model_bytes

@@ -33,20 +33,21 @@ def hit_us(tensor: OffloadedTensor, rounds: int) -> float:
         return statistics.median(found)
 
 
-def scan_share(tensors: list[OffloadedTensor], passes: int, *, ahead: bool) -> float:
+def scan_share(tensors: list[OffloadedTensor], passes: int, readahead_nbytes: int) -> float:
     """Bytes read per pass, of the bytes of all tensors, when half of them may stay. The first pass is not counted."""
     total = sum(tensor.source.nbytes for tensor in tensors)
-    with TensorResidencyPool(total // 2, strategy=ResidencyStrategy.LEARNED) as pool:
-        read = 0
+    strategy = ResidencyStrategy.LEARNED
+    begin = 0
+    with TensorResidencyPool(total // 2, strategy=strategy, readahead_nbytes=readahead_nbytes) as pool:
         for turn in range(passes + 1):
-            begin = bytes_read()[0]
+            if turn == 1:
+                pool.flush()  # waits for what is being read ahead
+                begin = bytes_read()[0]
             for tensor in tensors:
                 with pool.acquire(tensor):
-                    if ahead:
-                        pool.prefetch_ahead(total // 8)
-            pool.flush()  # waits for what is being read ahead
-            read += (bytes_read()[0] - begin) if turn else 0
-    return read / passes / total
+                    pass
+        pool.flush()
+    return (bytes_read()[0] - begin) / passes / total
 
 
 def measure(given: list[str]) -> dict[str, float]:
@@ -63,8 +64,9 @@ def measure(given: list[str]) -> dict[str, float]:
             for i in range(arguments.count)
         ]
         result = {"hit_us": hit_us(tensors[0], arguments.rounds)}
-        for name, ahead in (("scan", False), ("scan, reading ahead", True)):
-            result[name] = scan_share(tensors, arguments.passes, ahead=ahead)
+        window = 4 * tensors[0].source.nbytes
+        for name, ahead in (("scan", 0), ("scan, reading ahead", window)):
+            result[name] = scan_share(tensors, arguments.passes, ahead)
     return result
 
 
