@@ -1,8 +1,8 @@
 """QTensorTractScaleOnly: Q4_0, the block format that tract multiplies and gathers. 4.5 bits per value.
 
 At rest, and in memory until a fast product is asked for, a weight is one tensor of canonical blocks (`q4_0_blocks`).
-The value of a weight is that of the exact path. `compute="fast"` turns the blocks into a kernel's layout, once, in
-place of the blocks and never beside them; canonical blocks come back from it bit for bit.
+The value of a weight is that of the exact path. `compute="fast"` (and "compiled") turns the blocks into a kernel's
+layout, once, in place of the blocks and never beside them; canonical blocks come back from it bit for bit.
 """
 
 import platform
@@ -18,6 +18,7 @@ from t2n_hf.errors import ConfigError, FormatError, QuantizationError
 from t2n_hf.nnef.dat import Payload, q4_0_payload
 from t2n_hf.tensor.opaque import overriding_compute
 from t2n_hf.tensor.quant.compressors import U8Compressor
+from t2n_hf.tensor.quant.importance import checked_importance
 from t2n_hf.tensor.quant.kernels import KernelLayout, int4_kernel, int4_kernel_report, required_kernel
 from t2n_hf.tensor.quant.packed_rows import PackedRows, row_chunks
 from t2n_hf.tensor.quant.q4_0_blocks import (
@@ -28,6 +29,7 @@ from t2n_hf.tensor.quant.q4_0_blocks import (
     quants_of,
     scales_of,
 )
+from t2n_hf.tensor.quant.q4_0_search import quantize_weighted_rows
 from t2n_hf.tensor.quant.q4_0_storage import BlockStorage
 from t2n_hf.tensor.quant.qtensor import QTensorTract
 from t2n_hf.tensor.quant.scheme import QScalePerGroupF16, QScheme
@@ -37,8 +39,6 @@ __all__ = ["QTensorTractScaleOnly"]
 
 # How the names that `platform.machine()` gives on ARM begin.
 _ARM: Final = ("arm", "aarch64")
-# Rows of x up to which the int4 product is faster than dequantizing its layout in chunks (measured: near 45).
-_FAST_ROWS: Final = 48
 _PAYLOAD_CHUNK_BYTES: Final = 8 << 20
 
 
@@ -144,8 +144,8 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
 
     @classmethod
     def resident_nbytes(cls, shape: Sequence[int], compute: str) -> int:
-        """Bytes in memory: as at rest, or those of the kernel's layout where "fast" has one."""
-        kernel = int4_kernel() if compute == "fast" else None
+        """Bytes in memory: as at rest, or those of the kernel's layout where there is one and it is used."""
+        kernel = int4_kernel() if compute != "exact" else None
         return cls.packed_nbytes(shape) if kernel is None else kernel.nbytes(shape)
 
     @classmethod
@@ -157,23 +157,30 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
         name: str = "",
         importance: torch.Tensor | None = None,
     ) -> Self:
-        """Quantize a plain float tensor (..., N, K), a few rows at a time; see `quantize_rows` for the rule.
+        """Quantize a plain float tensor (..., N, K), a few rows at a time.
 
-        Raises QuantizationError, naming `name`, for a shape that does not fit, NaN, infinity, or a value too large.
+        See `quantize_rows` for the rule, and `quantize_weighted_rows` for that with `importance`, f32 (K,). Raises
+        QuantizationError, naming `name`, for a shape that does not fit, NaN, infinity, or a value too large.
         """
         _demand(tensor.shape, tensor.dtype, name)
         groups = tensor.shape[-1] // BLOCK_VALUES
         blocks = torch.empty(*tensor.shape[:-1], groups, BLOCK_NBYTES, dtype=torch.uint8, device=tensor.device)
         if tensor.device.type != "meta":
             rows, target = tensor.detach().reshape(-1, tensor.shape[-1]), blocks.view(-1, groups, BLOCK_NBYTES)
+            if importance is not None:
+                importance = checked_importance(importance, rows.shape[1], name)
             for start, stop in row_chunks(*rows.shape):
-                target[start:stop] = quantize_rows(rows[start:stop], name)
+                part = rows[start:stop]
+                target[start:stop] = (
+                    quantize_rows(part, name) if importance is None else quantize_weighted_rows(part, importance, name)
+                )
         return cls._over(BlockStorage(blocks, blocks.shape[-3]), dtype or tensor.dtype, name=name)
 
     def with_compute(self, compute: str) -> Self:
-        """Give the same weight (one table) set to compute "exact" or "fast".
+        """Give the same weight (one table) set to compute "exact", "fast" or "compiled".
 
-        Where this machine has no kernel, "fast" computes exactly: `int4_kernel_report()` says why.
+        Where this machine has no kernel, "fast" computes exactly: `int4_kernel_report()` says why. "compiled" is "fast"
+        with native code where rows are made dense (prompts); without a compiler it is "fast", with a warning.
         """
         if compute not in COMPUTE_MODES:
             raise ConfigError(f"compute={compute!r}; expected one of {', '.join(COMPUTE_MODES)}")
@@ -181,7 +188,7 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
 
     @property
     def compute(self) -> str:
-        """What the weight is set to: "exact" or "fast". A `compute_mode` scope goes before it."""
+        """What the weight is set to: "exact", "fast" or "compiled". A `compute_mode` scope goes before it."""
         return self._compute
 
     def pack_for_kernel(self) -> bool:
@@ -315,20 +322,26 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
 
     # ---- products and rows ----------------------------------------------------------------------------------------
 
+    def _mode(self) -> str:
+        return overriding_compute() or self._compute
+
     def _fast_layout(self) -> KernelLayout | None:
-        return self._storage.kernel_layout() if (overriding_compute() or self._compute) == "fast" else None
+        return self._storage.kernel_layout() if (overriding_compute() or self._compute) != "exact" else None
 
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         # Decoding runs this once for each matrix and token: what is looked up here shows in tokens per second.
         layout = self._fast_layout()
         if layout is not None and x.dtype is self._acts_as:
             shape, columns = x.shape, self._sizes[-1]
-            if shape[-1] == columns and shape.numel() <= _FAST_ROWS * columns:
+            if shape[-1] == columns and shape.numel() <= self._most_rows() * columns:
                 result = self._fast_product(x if len(shape) == 2 else x.reshape(-1, columns), layout)
                 if bias is not None:
                     result = result + bias
                 return result if len(shape) == 2 else result.view(*shape[:-1], self._sizes[-2])
         return super()._linear(x, bias)
+
+    def _most_rows(self) -> int:
+        return required_kernel().product_rows(self._mode() == "compiled")
 
     def _fast_product(self, x: torch.Tensor, layout: KernelLayout) -> torch.Tensor:
         dtype, rows = self._acts_as, self._sizes[-2]
@@ -338,7 +351,7 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
         return result if dtype is torch.bfloat16 else result.to(dtype)
 
     def _dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        return self._storage.dense_rows(start, stop, self._acts_as)
+        return self._storage.dense_rows(start, stop, self._acts_as, native=self._mode() == "compiled")
 
     def _dense_rows_at(self, rows: torch.Tensor) -> torch.Tensor:
         return self._storage.gather(rows, self._acts_as)

@@ -19,6 +19,7 @@ __all__ = [
     "blocks_from_quants",
     "dequantize_blocks",
     "dequantize_quants",
+    "largest_of_blocks",
     "quantize_rows",
     "quants_of",
     "scale_raised",
@@ -110,6 +111,17 @@ def _signed_maximum(values: torch.Tensor) -> torch.Tensor:
     return largest
 
 
+def largest_of_blocks(values: torch.Tensor, name: str = "") -> torch.Tensor:
+    """Give the value of largest magnitude of each block, f32 (..., 32) -> (..., 1), the first one among equals.
+
+    Raises QuantizationError, naming `name`, for NaN, infinity, or a value beyond 8 * 65504, which no f16 scale reaches.
+    """
+    largest = _signed_maximum(values)
+    if not bool(torch.isfinite((largest / -8).to(torch.float16)).all()):
+        raise _refusal(values, name)
+    return largest
+
+
 def quantize_rows(rows: torch.Tensor, name: str = "") -> torch.Tensor:
     """Quantize `rows`, any float (..., K), K % 32 == 0: blocks, uint8 (..., K/32, 18).
 
@@ -132,10 +144,7 @@ def quantize_rows(rows: torch.Tensor, name: str = "") -> torch.Tensor:
 def _quantize_values(values: torch.Tensor, out: torch.Tensor, name: str) -> None:
     """Quantize `values`, f32 (rows, K), which are overwritten, into `out`, uint8 (rows, K/32, 18)."""
     values = values.unflatten(-1, (-1, BLOCK_VALUES))
-    largest = _signed_maximum(values)
-    scales = (largest / -8).to(torch.float16)
-    if not bool(torch.isfinite(scales).all()):
-        raise _refusal(values, name)
+    scales = (largest_of_blocks(values, name) / -8).to(torch.float16)
     stored = scales.float()
     inverse = torch.where(stored == 0, stored, 1.0 / stored)
     # A quotient is within -13..13 even where a subnormal scale was rounded, so a signed byte holds it; torch makes
