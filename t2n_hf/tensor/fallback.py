@@ -54,8 +54,9 @@ class ReadOnlyView(torch.Tensor):
         written = _written_view(func, args, kwargs)
         if written is not None:
             raise InPlaceError(
-                f"{_name(func)} would write to a view of {written._source}, whose values are packed: the write would "
-                "be lost; work on a copy (`.clone()`), and put the result back as a new parameter"
+                f"{_name(func)} would write to a view of {written._source}, which was made from what that keeps packed "
+                "or on disk: the write would be lost; work on a copy (`.clone()`), and put the result back with "
+                "`w[index] = ...` where the class takes it, or as a new parameter"
             )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)

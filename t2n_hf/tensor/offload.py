@@ -167,11 +167,11 @@ class OffloadedTensor(SourceTensor):
     def set_(self, source: torch.Tensor, *args: Any, **kwargs: Any) -> Self:  # type: ignore[override]
         """Implement tensor-style storage replacement for offloaded payloads: the values of `source` are stored.
 
-        The shape may change. Raises InPlaceError for the forms of `set_` that name a storage, and for another dtype.
+        Shape, dtype and class may change. Raises InPlaceError for the forms of `set_` that name a storage.
         """
         if args or kwargs or not isinstance(source, torch.Tensor):
             raise self._in_place_error("set_ with a storage")
-        self.update_values(source, strict_shape=False)
+        self.update_values(source, strict_shape=False, strict_dtype=False)
         return self
 
     def _in_place_error(self, op: object) -> InPlaceError:

@@ -220,7 +220,7 @@ class OpaqueTensor(torch.Tensor):
     def _read_only(self, value: Any) -> Any:
         if type(value) is not torch.Tensor:
             return value
-        return ReadOnlyView.of(value, f"{self.name or 'an unnamed tensor'}, a {type(self).__name__}")
+        return ReadOnlyView.of(value, f"{self.name or 'an unnamed tensor'} ({type(self).__name__})")
 
     # ---- writes: persist or raise ---------------------------------------------------------------------------------
 

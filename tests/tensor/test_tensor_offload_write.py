@@ -54,6 +54,13 @@ WRITES = {
     "foreach": foreach,
     "index_add_": lambda w: w.index_add_(0, torch.tensor([1, 1]), torch.ones(2, 64)),
     "set_": lambda w: w.set_(torch.ones(24, 64)),
+    "index_put_": lambda w: w.index_put_((torch.tensor([0, 2]),), torch.ones(2, 64)),
+    "scatter_": lambda w: w.scatter_(0, torch.zeros(1, 64, dtype=torch.int64), 5.0),
+    "masked_fill_": lambda w: w.masked_fill_(torch.eye(24, 64, dtype=torch.bool), 2),
+    "lerp_": lambda w: w.lerp_(torch.ones(24, 64), 0.25),
+    "addcmul_": lambda w: w.addcmul_(torch.ones(24, 64), torch.ones(24, 64)),
+    "matmul into it": lambda w: torch.mm(torch.ones(24, 8), torch.ones(8, 64), out=w),
+    "a slice, worked out and put back": lambda w: w.__setitem__(slice(1, 3), w[1:3] * 2),
     "init": lambda w: nn.init.constant_(w, 4.0),
     "update_values": lambda w: (w.update_values if isinstance(w, OffloadedTensor) else w.copy_)(torch.ones(24, 64)),
 }
@@ -142,10 +149,12 @@ def test_what_cannot_persist_is_refused_by_name(stored, write):
     "value", [torch.ones(3, 5), torch.ones(24, 64, dtype=torch.float16), torch.ones(24, 64, dtype=torch.int64)], ids=str
 )
 def test_data_and_unstrict_values_may_have_another_shape_and_dtype(stored, value):
-    for name in ("data", "update"):
+    for name in ("data", "update", "set_"):
         weight = nn.Parameter(OffloadedTensor.from_byte_range(stored[2]["linear"], name), requires_grad=False)
         if name == "data":
             weight.data = value
+        elif name == "set_":
+            assert weight.set_(value) is weight
         else:
             weight.update_values(value, strict_shape=False, strict_dtype=False)
         assert isinstance(weight, OffloadedTensor)
