@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 ENTRY_POINT_GROUP: Final = "t2n_hf.offload_state"
-COMPUTE_MODES: Final = ("exact", "fast")
+COMPUTE_MODES: Final = ("exact", "fast", "compiled")
 _TAG_FORM: Final = re.compile(r"(?P<distribution>[A-Za-z0-9_]+)\.(?P<short>[A-Za-z0-9_]+)\.v(?P<version>[0-9]+)")
 _DENSE_CHUNK_BYTES: Final = 8 << 20
 
@@ -218,7 +218,10 @@ class WeightFormat(SupportsOffloadState):
         raise UnsupportedOpError(f"{cls.__name__} cannot quantize; define quantize()")
 
     def with_compute(self, compute: str) -> torch.Tensor:
-        """Return the same weight set to compute "exact" or "fast" (may round). Default: itself, always exact."""
+        """Return the same weight set to compute "exact", "fast" (may round) or "compiled" (fast, with native code).
+
+        Default: itself, always exact. A class without a kernel of its own has nothing to choose.
+        """
         if compute not in COMPUTE_MODES:
             raise ConfigError(f"compute={compute!r}; expected one of {', '.join(COMPUTE_MODES)}")
         return self  # type: ignore[return-value]

@@ -37,7 +37,10 @@ class T2NConfig(MetalConfig):
             A name matches at dots: "mlp" matches "layers.0.mlp.up_proj", not "layers.0.mlp_norm". Embeddings and head
             always follow their own options, and what the architecture keeps in float32 always stays float. A name
             that matches nothing is warned about.
-        compute: "exact" (the truth: dequantize, then multiply), or "fast" (kernels that may round).
+        compute: "exact" (the truth: dequantize, then multiply), "fast" (kernels that may round), or "compiled": fast, and
+            prompts are read faster still by native code that a C compiler on this machine makes when it is first
+            needed (in less than a second; kept in a folder `t2n_hf` beside torch's own cache). Without a compiler it is
+            "fast", with a warning that says why.
         max_resident_bytes: how many bytes of weights that are mapped to "disk" may be kept in memory. It has to hold
             the largest module. None: what `max_memory` leaves with device_map="auto"; otherwise nothing beyond the
             module that runs.

@@ -14,7 +14,7 @@ _COMPUTE: ContextVar[str | None] = ContextVar("t2n_hf_compute", default=None)
 
 @contextmanager
 def compute_mode(mode: str) -> Iterator[None]:
-    """Let every opaque tensor compute "exact" or "fast" inside this scope, whatever its own setting is.
+    """Let every opaque tensor compute "exact", "fast" or "compiled" inside this scope, whatever its own setting is.
 
     Raises ConfigError for another word.
     """

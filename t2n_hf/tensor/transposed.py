@@ -101,7 +101,7 @@ class TransposedTensor(OpaqueTensor, SupportsOffloadState):
         return super()._get_item(index)
 
     def with_compute(self, compute: str) -> Self:
-        """Give the same weight with its inner tensor set to compute "exact" or "fast"."""
+        """Give the same weight with its inner tensor set to compute "exact", "fast" or "compiled"."""
         inner: Any = self.inner
         return self.over(inner.with_compute(compute), self.name) if hasattr(inner, "with_compute") else self
 

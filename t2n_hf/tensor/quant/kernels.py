@@ -6,6 +6,7 @@ probed on a small pattern; where the probe fails there is no fast path, `int4_ke
 `int4_kernel_report()` says why.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from t2n_hf.errors import UnsupportedOpError
+from t2n_hf.tensor.quant.native import NativeDense, native_dense
 from t2n_hf.tensor.quant.q4_0_blocks import (
     BLOCK_VALUES,
     blocks_from_quants,
@@ -23,7 +25,16 @@ from t2n_hf.tensor.quant.q4_0_blocks import (
     scales_of,
 )
 
-__all__ = ["Int4Kernel", "KernelLayout", "TorchInt4Kernel", "int4_kernel", "int4_kernel_report", "required_kernel"]
+__all__ = [
+    "Int4Kernel",
+    "KernelLayout",
+    "TorchInt4Kernel",
+    "int4_kernel",
+    "int4_kernel_report",
+    "native_reader",
+    "native_report",
+    "required_kernel",
+]
 
 # Rows are padded to this, the widest block that torch's kernel packs; every narrower one divides it.
 _ROW_MULTIPLE: Final = 64
@@ -58,8 +69,16 @@ class Int4Kernel(Protocol):
     def unpack(self, layout: KernelLayout, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Give quants, uint8 (rows, K/32, 32), and scales, f16 (rows, K/32), of rows start..stop; start % 64 == 0."""
 
-    def dense(self, layout: KernelLayout, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """Give the values of rows start..stop, exact in f32, then rounded to `dtype`: (rows, K); start % 64 == 0."""
+    def dense(
+        self, layout: KernelLayout, start: int, stop: int, dtype: torch.dtype, *, native: bool = False
+    ) -> torch.Tensor:
+        """Give the values of rows start..stop, exact in f32, then rounded to `dtype`: (rows, K); start % 64 == 0.
+
+        `native` allows code compiled on this machine, where there is any; the values are the same.
+        """
+
+    def product_rows(self, native: bool) -> int:
+        """Rows of x up to which `matmul` is faster than a product with what `dense` gives."""
 
     def gather(self, layout: KernelLayout, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Give quants, uint8 (T, K/32, 32), and scales, f16 (T, K/32), of the rows at `rows`, i64 (T,)."""
@@ -125,8 +144,13 @@ class TorchInt4Kernel:
         quants = columns.transpose(1, 2).reshape(end - start, -1, BLOCK_VALUES)
         return quants[: stop - start], _join_scales(layout.scales[:, start:stop])
 
-    def dense(self, layout: KernelLayout, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+    def dense(
+        self, layout: KernelLayout, start: int, stop: int, dtype: torch.dtype, *, native: bool = False
+    ) -> torch.Tensor:
         """Give the values of rows start..stop, exact in f32, then rounded to `dtype`: (rows, K); start % 64 == 0."""
+        reader = native_reader() if native else None
+        if reader is not None and reader.takes(dtype):
+            return reader.dense(layout.packed, layout.scales, range(start, stop, self.width), dtype)
         half, end = self.width // 2, -(-stop // self.width) * self.width
         packed = self._grouped(layout.packed[start:end]).transpose(1, 2)
         packed = packed.clone(memory_format=torch.contiguous_format).bitwise_xor_(0x88)
@@ -136,6 +160,10 @@ class TorchInt4Kernel:
         scale_raised(packed << 4, scales[:, 0], dtype, out=values[:, 0])
         scale_raised(packed.bitwise_and_(0xF0), scales[:, 1], dtype, out=values[:, 1])
         return values.view(-1, columns)[: stop - start]
+
+    def product_rows(self, native: bool) -> int:
+        """Rows of x up to which `matmul` is faster than a product with what `dense` gives. Measured."""
+        return 48 if not native or native_reader() is None else 16
 
     def gather(self, layout: KernelLayout, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Give quants, uint8 (T, K/32, 32), and scales, f16 (T, K/32), of the rows at `rows`, i64 (T,)."""
@@ -234,3 +262,46 @@ def required_kernel() -> Int4Kernel:
 def int4_kernel_report() -> str:
     """Name the kernel in use, or say why there is none."""
     return _probed()[1]
+
+
+def _probe_native(reader: NativeDense, kernel: TorchInt4Kernel) -> str | None:
+    """Say what does not hold of the compiled code, None when it gives torch's numbers bit for bit."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    rows, columns = 3 * _ROW_MULTIPLE, 2 * BLOCK_VALUES
+    quants = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.uint8, device="cpu")
+    spread = torch.rand(rows, columns // BLOCK_VALUES, generator=generator, dtype=torch.float32, device="cpu")
+    layout = kernel.pack(blocks_from_quants(quants, (spread - 0.5).to(torch.float16)))
+    for dtype in (torch.bfloat16, torch.float32):
+        part = range(_ROW_MULTIPLE, rows - 7, kernel.width)
+        expected = kernel.dense(layout, part.start, part.stop, dtype)
+        found = reader.dense(*layout, part, dtype).contiguous()
+        if not torch.equal(found.view(torch.int16), expected.view(torch.int16)):
+            return f"the compiled code gives other numbers than torch in {dtype}"
+    return None
+
+
+@lru_cache(maxsize=1)
+def _native_probed() -> tuple[NativeDense | None, str]:
+    kernel = _probed()[0]
+    if kernel is None:
+        return None, f"there is no int4 kernel: {int4_kernel_report()}"
+    with _disable_current_modes():
+        reader, report = native_dense()
+        problem = report if reader is None else _probe_native(reader, kernel)
+    if problem is not None:
+        warnings.warn(f'compute="compiled" computes as "fast" does: {problem}', stacklevel=2)
+        return None, problem
+    return reader, report
+
+
+def native_reader() -> NativeDense | None:
+    """Give the compiled code that makes layouts dense, compiling it at the first call of all; None without a compiler.
+
+    Warns once where there is none.
+    """
+    return _native_probed()[0]
+
+
+def native_report() -> str:
+    """Say where the compiled code is, or why there is none."""
+    return _native_probed()[1]

@@ -90,13 +90,13 @@ class BlockStorage:
         quants, scales = required_kernel().unpack(held, start - skipped, stop)
         return quants[skipped:], scales[skipped:]
 
-    def dense_rows(self, start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        """Dequantize rows start..stop of a 2-D weight: (rows, K) in `dtype`."""
+    def dense_rows(self, start: int, stop: int, dtype: torch.dtype, *, native: bool = False) -> torch.Tensor:
+        """Dequantize rows start..stop of a 2-D weight: (rows, K) in `dtype`. `native`: see Int4Kernel.dense."""
         held = self.held
         if not isinstance(held, KernelLayout):
             return dequantize_blocks(held[start:stop], dtype)
         skipped = start % ROW_MULTIPLE
-        return required_kernel().dense(held, start - skipped, stop, dtype)[skipped:]
+        return required_kernel().dense(held, start - skipped, stop, dtype, native=native)[skipped:]
 
     def gather(self, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Dequantize the rows at `rows`, i64 (T,), of a 2-D weight: (T, K). Raises IndexError outside 0..N-1."""

@@ -1,0 +1,130 @@
+"""Optional native code: one C file of this package, compiled for this machine when it is first asked for, and kept.
+
+Nothing depends on it: where there is no compiler, or what it made gives other numbers than torch, there is a reason
+instead of a library, and everything is computed by torch.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+__all__ = ["NativeDense", "cache_folder", "native_dense"]
+
+SOURCE: Final = Path(__file__).with_name("q4_0_dense.c")
+_COMPILERS: Final = ("cc", "gcc", "clang")
+# Numbers must be those of torch: no product may be fused with a sum.
+_OPTIONS: Final = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared")
+_TIMEOUT_S: Final = 120
+# It runs on one thread; with more than these, torch's own operators, which use all of them, are as fast.
+_MOST_THREADS: Final = 4
+
+
+class NativeDense:
+    """Makes rows of a weight in the layout of torch's int4 kernel dense. The library lives as long as this."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._functions: dict[torch.dtype, Any] = {}
+        for dtype, name in ((torch.bfloat16, "dense_bf16"), (torch.float32, "dense_f32")):
+            function = getattr(library, name)
+            function.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 5, ctypes.c_void_p]
+            function.restype = None
+            self._functions[dtype] = function
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Say whether it gives values of `dtype`, and faster than torch with as many threads as there are now."""
+        return dtype in self._functions and torch.get_num_threads() <= _MOST_THREADS
+
+    def dense(self, packed: torch.Tensor, scales: torch.Tensor, rows: range, dtype: torch.dtype) -> torch.Tensor:
+        """Give `rows` of the weight, which start at a group of rows and end anywhere: (rows, K), columns contiguous.
+
+        `packed` is uint8 (N, K/2), `scales` bf16 (K/32, N, 2), both contiguous; `rows.step` is the rows in a group.
+        """
+        count, columns = len(rows) * rows.step, packed.shape[1] * 2
+        values = torch.empty(columns, count, dtype=dtype)
+        sizes = (columns, packed.shape[0], rows.step // 2, rows.start, count)
+        self._functions[dtype](packed.data_ptr(), scales.data_ptr(), *sizes, values.data_ptr())
+        return values.T[: rows.stop - rows.start]
+
+
+def cache_folder() -> Path:
+    """Where compiled code is kept: beside what torch keeps for this user."""
+    return Path(torch.hub.get_dir()).parent / "t2n_hf"
+
+
+def native_dense(folder: Path | None = None) -> tuple[NativeDense | None, str]:
+    """Load the library, compiling it into `folder` (None: `cache_folder()`) unless it is there.
+
+    Returns it, or None, and where it is, or why there is none. Takes less than a second with a compiler, and next to
+    nothing from then on.
+    """
+    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    if sys.platform == "win32" or compiler is None:
+        return None, f"no C compiler ({', '.join(_COMPILERS)}) is on the PATH"
+    folder = folder or cache_folder()
+    path = folder / f"{SOURCE.stem}-{_key(compiler)}.so"
+    try:
+        if not path.exists():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _compile(compiler, path)
+        for trusted in (folder, path):
+            if not _is_ours(trusted):
+                return None, f"{trusted} belongs to, or can be written by, another user; remove it"
+        return NativeDense(ctypes.CDLL(str(path))), str(path)
+    except subprocess.CalledProcessError as error:
+        return None, f"{compiler} cannot compile {SOURCE.name}: {error.stderr.strip()[-300:]}"
+    except (OSError, AttributeError, subprocess.TimeoutExpired) as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _key(compiler: str) -> str:
+    """Tell apart what may give other machine code: the source, the options, the compiler and the processor."""
+    status = os.stat(compiler)
+    parts = (
+        SOURCE.read_bytes(),
+        *_OPTIONS,
+        os.path.realpath(compiler),
+        status.st_size,
+        status.st_mtime_ns,
+        _processor(),
+    )
+    digest = hashlib.sha256()
+    for part in (*parts, _processor()):
+        digest.update(part if isinstance(part, bytes) else str(part).encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text(errors="replace").splitlines() if described.exists() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {platform.processor()} {flags}"
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Compile to a file beside `path`, then rename it: another process sees all of it or nothing."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        made = Path(scratch) / path.name
+        command = [compiler, *_OPTIONS, "-o", str(made), str(SOURCE)]
+        # Not every compiler knows this word for every processor.
+        native = subprocess.run(
+            [*command, "-march=native"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+        if native.returncode:
+            subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        made.chmod(0o700)
+        os.replace(made, path)
+
+
+def _is_ours(path: Path) -> bool:
+    status = path.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
