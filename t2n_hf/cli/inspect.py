@@ -1,20 +1,24 @@
-"""`t2n-hf inspect`: formats and bytes of what a checkpoint, an export or an archive holds, without loading it."""
+"""`t2n-hf inspect`: formats, bytes and errors of what a checkpoint, an export or an archive holds; it is not loaded."""
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import numpy as np
+import torch
 import typer
 
 from t2n_hf.cli.options import print_json
 from t2n_hf.contract import Tag
-from t2n_hf.errors import CheckpointNotFoundError, ConfigError
+from t2n_hf.errors import CheckpointNotFoundError, ConfigError, T2NError
 from t2n_hf.export.report import format_bytes
+from t2n_hf.hf.comparing import checkpoint_errors, dense_reasons_of, original_weights, stored_error
 from t2n_hf.hf.stored import StoredForms
 from t2n_hf.nnef.archive import ArchiveReader
+from t2n_hf.nnef.dat import BLOCK_FORMATS, HEADER_NBYTES, decode_blocks
 from t2n_hf.store.checkpoint import CheckpointIndex
 from t2n_hf.store.manifest import MANIFEST_NAME, ExportManifest
 
@@ -26,10 +30,14 @@ _NUMBER: Final = re.compile(r"(?<=[._])\d+(?=[._])|(?<=\.)\d+$")
 
 @dataclass(frozen=True)
 class _Entry:
+    """A stored tensor; `weight` is the parameter that it is, or is a part of."""
+
     name: str
     format: str
     shape: tuple[int, ...]
     nbytes: int
+    weight: str
+    relative_error: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +63,20 @@ class _Finding:
 def inspect(
     path: Annotated[Path, typer.Argument(help="A checkpoint folder, an export folder, or an archive.")],
     *,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="MODEL",
+            help="The plain weights that it was made from (a folder, or an id of the Hub): tell each weight's error.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry per tensor.")] = False,
 ) -> None:
     """Show what a checkpoint, an export or an archive holds."""
     finding = _look(path)
+    if against is not None:
+        finding = _compared(path, finding, against)
     if as_json:
         print_json(finding.to_dict())
         return
@@ -103,7 +121,8 @@ def _archived(path: Path) -> Iterator[_Entry]:
     for name in reader.names():
         if name.endswith(".dat"):
             header = reader.header(name.removesuffix(".dat"))
-            yield _Entry(name.removesuffix(".dat"), header.format, header.shape, header.nbytes)
+            label = name.removesuffix(".dat")
+            yield _Entry(label, header.format, header.shape, header.nbytes, label)
 
 
 def _checkpoint(path: Path) -> _Finding:
@@ -115,20 +134,48 @@ def _checkpoint(path: Path) -> _Finding:
         "architecture": ", ".join(config.get("architectures") or []),
         "quantization": quantized.get("quant_method"),
     }
-    entries = tuple(
-        _Entry(name, _format_of_part(name, forms) or span.dtype, span.shape, span.nbytes)
-        for name, span in index.items()
-    )
-    return _Finding(kind="checkpoint", facts={k: v for k, v in facts.items() if v}, entries=entries)
+    entries = tuple(_stored_entry(name, forms, span.dtype, span.shape, span.nbytes) for name, span in index.items())
+    known = {name: value for name, value in facts.items() if value}
+    return _Finding(kind="checkpoint", facts=known, entries=entries, dense=_dense(path, quantized))
 
 
-def _format_of_part(key: str, forms: StoredForms) -> str | None:
-    """Format of the parameter that the stored tensor `key` is a part of; None when it is stored plainly."""
+def _dense(path: Path, quantized: Mapping[str, Any]) -> dict[str, str]:
+    """Say why matrices of a quantized checkpoint stayed float, where this transformers knows the model."""
+    try:
+        return dense_reasons_of(path, quantized) if quantized else {}
+    except (T2NError, AttributeError, ImportError, ValueError):
+        return {}
+
+
+def _stored_entry(key: str, forms: StoredForms, dtype: str, shape: tuple[int, ...], nbytes: int) -> _Entry:
+    """Describe a stored tensor: by the format of the weight that it is a part of, or by its own dtype."""
     for place in [match.start() for match in re.finditer("_", key)]:
         form = forms.find(key[:place])
         if form is not None and key[place + 1 :] in form.parts:
-            return Tag.parse(form.meta.get("inner_tag", form.tag)).short
-    return None
+            return _Entry(key, Tag.parse(form.meta.get("inner_tag", form.tag)).short, shape, nbytes, key[:place])
+    return _Entry(key, dtype, shape, nbytes, key)
+
+
+def _compared(path: Path, finding: _Finding, against: str) -> _Finding:
+    """Add the relative errors of packed weights."""
+    original = original_weights(against)
+    if finding.kind == "checkpoint":
+        errors = dict(checkpoint_errors(path, original))
+    else:
+        manifest = ExportManifest.read(path) if finding.kind == "export" else None
+        reader = ArchiveReader(path if manifest is None else path / manifest.archive)
+        packed = {f"{entry.name}.dat": entry for entry in finding.entries if entry.format in BLOCK_FORMATS}
+        errors = {
+            packed[member].name: stored_error(packed[member].name, _decoded(content, packed[member]), original)
+            for member, content in reader.read_each(packed)
+        }
+    entries = tuple(replace(entry, relative_error=errors.get(entry.weight)) for entry in finding.entries)
+    return replace(finding, entries=entries)
+
+
+def _decoded(content: bytes, entry: _Entry) -> torch.Tensor:
+    data = np.frombuffer(content, dtype=np.uint8, offset=HEADER_NBYTES)
+    return torch.from_numpy(decode_blocks(data, entry.format)).view(entry.shape)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -151,10 +198,23 @@ def _lines(finding: _Finding) -> Iterator[str]:
     width = max((len(name) for name, _, _ in groups), default=0)
     for (name, kind, shape), entries in groups.items():
         size = format_bytes(sum(entry.nbytes for entry in entries))
-        yield f"  {name:<{width}}  {len(entries):>4} x  {kind:<5} {list(shape)!s:<16} {size:>9}"
+        line = f"  {name:<{width}}  {len(entries):>4} x  {kind:<5} {list(shape)!s:<16} {size:>9}"
+        yield line + _error_of(entries)
     yield from _totals(finding.entries)
+    alike: dict[tuple[str, str], int] = {}
     for name, reason in finding.dense.items():
-        yield f"  dense: {name}: {reason}"
+        key = (_NUMBER.sub("*", name), reason)
+        alike[key] = alike.get(key, 0) + 1
+    for (name, reason), count in alike.items():
+        yield f"  dense: {name}{f' ({count})' if count > 1 else ''}: {reason}"
+
+
+def _error_of(entries: list[_Entry]) -> str:
+    known = [entry.relative_error for entry in entries if entry.relative_error is not None]
+    if not known:
+        return ""
+    low, high = f"{min(known):.4f}", f"{max(known):.4f}"
+    return f"  error {low}" if low == high else f"  error {low} to {high}"
 
 
 def _totals(entries: tuple[_Entry, ...]) -> Iterator[str]:

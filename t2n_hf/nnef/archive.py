@@ -5,7 +5,7 @@ come from anywhere: names, kinds, sizes and the gzip stream are checked before a
 """
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -218,6 +218,15 @@ class ArchiveReader:
                 return _read_exactly(stream, member.nbytes, self._name(name))
             stream.skip(member.nbytes)
         raise ArchiveError(f"{self.path} changed while it was read: {name!r} is gone")
+
+    def read_each(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Give (name, content) of the members in `names`, in the order of the archive, which is read once."""
+        wanted = set(names)
+        for member, stream in self._source.members():
+            if member.name in wanted:
+                yield member.name, _read_exactly(stream, member.nbytes, self._name(member.name))
+            else:
+                stream.skip(member.nbytes)
 
     def extract(self, folder: str | Path) -> None:
         """Write all members into a new folder, which appears when it is complete.
