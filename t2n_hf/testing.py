@@ -187,6 +187,23 @@ class WeightFormatConformance:
         assert second["meta"] == state["meta"]
         assert all(torch.equal(second["tensors"][key], part) for key, part in state["tensors"].items())
 
+    def test_rows_that_its_state_can_be_cut_to_are_its_rows(self) -> None:
+        for shape in (self.shape, (3, *self.shape)):
+            floats = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+            if self.weight_format.refuses(shape, floats.dtype) is not None:
+                continue
+            whole: Any = self.weight_format.quantize(floats, name=NAME)
+            state = whole.to_offload_state()
+            names = self.weight_format.row_parts(state["meta"], shape)
+            assert names <= state["tensors"].keys()
+            if not names:
+                continue  # optional: every row needs the whole state then
+            rows = torch.tensor([0, 2])
+            cut = {key: part[rows] if key in names else part for key, part in state["tensors"].items()}
+            some: Any = self.weight_format.from_offload_state({**state, "tensors": cut})  # type: ignore[typeddict-item]
+            assert some.shape == (2, *shape[1:])
+            assert torch.equal(some.to_base_tensor(), whole.to_base_tensor()[rows])
+
     def test_a_state_without_its_parts_is_refused(self) -> None:
         state = self.weight().to_offload_state()
         with pytest.raises(FormatError):

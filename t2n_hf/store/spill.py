@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import stat
 import tempfile
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -21,6 +23,8 @@ from t2n_hf.store.state import StoredState
 __all__ = ["Spill", "SpillRange", "shared_spill"]
 
 _CHUNK_NBYTES: Final = 64 << 20
+_PREFIX: Final = "t2n-spill-"
+_LEFTOVER_SECONDS: Final = 60  # a file in use has no name for longer than an instant
 # Every spill of this process, and the shared ones by process and folder. The lock is held while the process forks.
 _ALL: Final["weakref.WeakSet[Spill]"] = weakref.WeakSet()
 _SHARED: Final["weakref.WeakValueDictionary[tuple[int, str], Spill]"] = weakref.WeakValueDictionary()
@@ -107,8 +111,10 @@ class Spill:
         try:
             if folder is not None:
                 Path(folder).mkdir(parents=True, exist_ok=True)
-            # TemporaryFile has no name from the start, or loses it at once: a process that is killed leaves nothing.
-            with tempfile.TemporaryFile(prefix="t2n-spill-", dir=folder) as file:
+            _remove_leftovers(Path(folder or tempfile.gettempdir()))
+            # TemporaryFile has no name from the start. Where the system cannot do that it loses its name at once: a
+            # process that is killed just then leaves an empty file, which the next spill in the folder removes.
+            with tempfile.TemporaryFile(prefix=_PREFIX, dir=folder) as file:
                 self._fd = os.dup(file.fileno())
         except OSError as error:
             raise StorageError(error.errno, f"cannot make a spill file in {folder}: {error.strerror}") from error
@@ -252,6 +258,17 @@ class Spill:
     def _check_open(self) -> None:
         if not self._close.alive:
             raise StorageError(f"the spill in {self._where} was closed; load the model again")
+
+
+def _remove_leftovers(folder: Path) -> None:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith(_PREFIX):
+                continue
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > _LEFTOVER_SECONDS:
+                    os.unlink(entry.path)
 
 
 def shared_spill(folder: str | Path | None) -> Spill:

@@ -43,6 +43,17 @@ class OpaqueTensorRef(torch.Tensor):
         result.opaque_tensor = opaque_tensor
         return result
 
+    @property
+    def meta_tensor(self) -> torch.Tensor:
+        """Shape and dtype, as a plain meta tensor."""
+        with untraced():
+            return self.as_subclass(torch.Tensor)
+
+    @property
+    def nnef_name(self) -> str:
+        """The name of the opaque tensor."""
+        return self.opaque_tensor.name
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "OpaqueTensorRef":
         """Refer to a copy of the opaque tensor."""
         if id(self) not in memo:

@@ -271,3 +271,13 @@ def test_a_process_killed_while_it_writes_leaves_nothing_and_disturbs_no_other(t
             assert process.returncode == -9
         assert os.listdir(tmp_path) == []
         assert torch.equal(kept.read(), torch.arange(1000))
+
+
+def test_what_an_older_process_left_is_removed_and_nothing_else(tmp_path: Path):
+    for name in ("t2n-spill-old", "t2n-spill-new", "other"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "t2n-spill-folder").mkdir()
+    for name in ("t2n-spill-old", "other", "t2n-spill-folder"):
+        os.utime(tmp_path / name, (0, 0))
+    Spill(tmp_path).close()
+    assert sorted(os.listdir(tmp_path)) == ["other", "t2n-spill-folder", "t2n-spill-new"]

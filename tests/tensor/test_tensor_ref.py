@@ -35,6 +35,9 @@ def test_a_model_of_references_computes_the_same(model):
     assert model[1].weight is model[0].weight
     assert type(model[0].bias) is nn.Parameter
     assert model[0].weight.opaque_tensor is packed
+    assert model[0].weight.nnef_name == packed.name == "0.weight"
+    assert type(model[0].weight.meta_tensor) is torch.Tensor
+    assert model[0].weight.meta_tensor.is_meta
     assert torch.allclose(model(x), expected, atol=1e-6)
     twin = copy.deepcopy(model)
     assert torch.allclose(twin(x), expected, atol=1e-6)
