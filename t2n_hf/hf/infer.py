@@ -4,7 +4,10 @@ Weights that memory has no room for are offloaded: they take turns in what is le
 of them. The more memory there is, the more weights stay: a limit that is enough is never made too small by raising it.
 """
 
+import bisect
 import itertools
+import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -16,6 +19,7 @@ from t2n_hf.hf.needs import AtOnce, Item, ModelNeeds
 __all__ = ["balanced", "infer_map", "largest_need", "window_beside"]
 
 _UNLIMITED: Final = 1 << 62
+_OUTSIZED: Final = 4
 
 
 def _accelerators(limits: Mapping[Where, int]) -> list[Where]:
@@ -61,14 +65,10 @@ class _Trial:
         found.update({item.path: None for block in rest for item in block})
         return found
 
-    def most(self, room: int) -> int:
-        """How many of the first modules fit into `room` bytes when nothing else has to."""
-        used = 0
-        for count, block in enumerate(self.order):
-            used += sum(item.nbytes for item in block)
-            if used > room:
-                return count
-        return len(self.order)
+    def sizes(self) -> list[int]:
+        """Bytes that the first n modules take on the main device, for n from 0 on."""
+        blocks = (sum(item.nbytes + self.needs.cache.get(item.path, 0) for item in block) for block in self.order)
+        return list(itertools.accumulate(blocks, initial=0))
 
     def least(self, found: Mapping[str, Where | None], readahead_nbytes: int | None) -> int:
         """Bytes that the main device has to have: for what stays, and for what takes turns with a window ahead."""
@@ -107,12 +107,16 @@ def infer_map(
     order = _blocks(model, needs, no_split) if several else [(item,) for item in _by_use(needs)]
     trial = _Trial(needs, order, limits)
     room = limits.get(trial.devices[0], _UNLIMITED)
-    found = trial.assign(0)
-    for count in range(trial.most(room), 0, -1):
-        better = trial.assign(count)
-        if trial.least(better, readahead_nbytes) <= room:
-            found = better
+    sizes = trial.sizes()
+    count = len(order)
+    while count > 0:
+        found = trial.assign(count)
+        over = trial.least(found, readahead_nbytes) - room
+        if over <= 0:
             break
+        # With fewer modules there, those that take turns need no less: as much as is too much has to go at least.
+        count = bisect.bisect_right(sizes, sizes[count] - over) - 1
+    found = trial.assign(max(0, count))
     return _compressed(model, _tiers(needs, found, limits))
 
 
@@ -136,13 +140,21 @@ def balanced(
 
 
 def _by_use(needs: ModelNeeds) -> list[Item]:
-    """Put tables whose rows are read alone last: keeping them in memory saves least."""
-    used = [weight.name for item in needs.items for weight in item.weights]
+    """Put modules that need far more than the others first: they would keep that much room free for their turn.
+
+    Put tables whose rows are read alone last: keeping them in memory saves least.
+    """
+    at_once = {need.module: need.nbytes for need in needs.at_once({w.name for w in needs.weights})}
+    usual = statistics.median(at_once.values()) if at_once else 0
+    uses = Counter(weight.name for item in needs.items for weight in item.weights)
 
     def is_table(item: Item) -> bool:
-        return item.by_parts and all(w.parts > 1 and used.count(w.name) == 1 for w in item.weights)
+        return item.by_parts and all(w.parts > 1 and uses[w.name] == 1 for w in item.weights)
 
-    return [i for i in needs.items if not is_table(i)] + [i for i in needs.items if is_table(i)]
+    def rank(item: Item) -> int:
+        return 2 if is_table(item) else int(at_once.get(item.path, 0) <= _OUTSIZED * usual)
+
+    return sorted(needs.items, key=rank)
 
 
 def _blocks(model: nn.Module, needs: ModelNeeds, no_split: Collection[str]) -> list[tuple[Item, ...]]:

@@ -109,11 +109,17 @@ class ModelNeeds:
             if not weights:
                 continue
             sizes = {w.name: w.nbytes // w.parts if item.by_parts else w.nbytes for w in weights}
-            outer = sum(nbytes for path, nbytes in around.items() if not path or item.path.startswith(f"{path}."))
+            outer = sum(around.get(path, 0) for path in _above(item.path))
             found.append(AtOnce(item.path, sum(sizes.values()) + outer, max(sizes, key=lambda name: sizes[name])))
             if not item.by_parts:
                 around[item.path] = sum(sizes.values())
         return found
+
+
+def _above(path: str) -> Iterator[str]:
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
 
 
 def needs_of(
