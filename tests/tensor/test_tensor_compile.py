@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from t2n_hf.residency import TensorResidencyPool
-from t2n_hf.tensor import OffloadedTensor, QTensorTractScaleOnly
+from t2n_hf.tensor import OffloadedTensor, QScalePerGroupF16, QTensor, QTensorTractScaleOnly
 from t2n_hf.tensor.transposed import TransposedTensor
 
 
@@ -67,7 +67,12 @@ def test_a_compiled_model_computes_the_same_again_and_again(kind, backend):
         assert torch.allclose(compiled(TOKENS), model(TOKENS), atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [QTensorTractScaleOnly.quantize, turned])
+def by_scheme(value):
+    scales = (value.abs().amax(-1, keepdim=True) / -8).half()
+    return QTensor(value, QScalePerGroupF16(32, scales, 4))
+
+
+@pytest.mark.parametrize("make", [QTensorTractScaleOnly.quantize, turned, by_scheme])
 def test_a_model_of_packed_weights_is_one_graph(make):
     model = nn.Linear(32, 32)
     model.weight = nn.Parameter(make(torch.randn(32, 32)), requires_grad=False)

@@ -1,5 +1,6 @@
 """Described: what schemes and compressors share, so that tensors that use them can be saved: a name, JSON, tensors."""
 
+import copy
 import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -44,6 +45,15 @@ class Described:
         for name, value in self.tensors().items():
             setattr(self, name, value.to(new_device))
         return self
+
+    def over(self, tensors: Mapping[str, torch.Tensor]) -> Self:
+        """Give one that holds `tensors`, named as `tensors()` does, and is else like this one. Default: a copy.
+
+        A class whose `tensors()` does not name attributes defines it too.
+        """
+        other = copy.copy(self)
+        vars(other).update(tensors)
+        return other
 
     def state_meta(self) -> dict[str, Any]:
         """Give what JSON can hold, beside `tensors()`. Default: nothing."""

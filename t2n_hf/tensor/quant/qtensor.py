@@ -1,8 +1,6 @@
 """QTensor: an opaque tensor whose values are small unsigned integers under a quantization scheme."""
 
-import copy
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,24 +142,28 @@ class QTensor(OpaqueTensor, SupportsOffloadState):
     def _to_base_tensor(self) -> torch.Tensor:
         return self.decompress()
 
+    def _holders(self) -> dict[str, Described]:
+        compressors: dict[str, Described] = {f"compressor{place}": c for place, c in enumerate(self.u8_compressors)}
+        return {"scheme": self.qscheme, **compressors}
+
     def _parts(self) -> dict[str, torch.Tensor]:
-        return {"u8_blob": self.u8_blob}
+        held = {f"{prefix}_{key}": part for prefix, h in self._holders().items() for key, part in h.tensors().items()}
+        return {"u8_blob": self.u8_blob, **held}
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        # Parts are attributes to those that take a tensor apart; what scheme and compressors hold is found here.
+        part = self._parts().get(name) if name.startswith(("scheme_", "compressor")) else None
+        if part is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return part
 
     def _rebuild(self, parts: dict[str, torch.Tensor], dtype: torch.dtype) -> Self:
         blob = parts["u8_blob"]
         result = self._shell(self.shape, dtype, blob.device, self.name)
-        moved = blob.device != self.u8_blob.device
         result.u8_blob = blob
-        result.qscheme = copy.copy(self.qscheme).to_device(blob.device) if moved else self.qscheme
-        result.u8_compressors = [copy.copy(c).to_device(blob.device) if moved else c for c in self.u8_compressors]
+        made: dict[str, Any] = {key: h.over(_tensors_of(key, parts)) for key, h in self._holders().items()}
+        result.qscheme, *result.u8_compressors = made.values()
         return result
-
-    @property
-    def opaque_nbytes(self) -> int:
-        """Bytes of the u8 values and of what the scheme holds."""
-        holders: Sequence[Described] = [self.qscheme, *self.u8_compressors]
-        held = [part for holder in holders for part in holder.tensors().values()]
-        return sum(part.nbytes for part in [*self._parts().values(), *held])
 
 
 def _is_shape(value: object) -> bool:
