@@ -113,7 +113,9 @@ class SourceTensor(OpaqueTensor):
         pool, target = self._pool_now()
         if device is not None:
             target = torch.device(device)
-        return self._source.load(target) if pool is None else pool.resolve(self._source, target)
+        if pool is None or target.type == "meta":  # a shape is nothing to hold
+            return self._source.load(target)
+        return pool.resolve(self._source, target)
 
     def _flush(self) -> None:
         """Let what a pool holds modified be stored."""

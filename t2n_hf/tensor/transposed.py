@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from typing_extensions import Self
 
 from t2n_hf.contract import OffloadState, SupportsOffloadState
-from t2n_hf.errors import FormatError, UnknownTagError
+from t2n_hf.errors import FormatError, UnknownTagError, UnsupportedOpError
 from t2n_hf.registry import class_of_tag
 from t2n_hf.tensor.wrapper import OpaqueTensor
 
@@ -114,7 +114,15 @@ class TransposedTensor(OpaqueTensor, SupportsOffloadState):
         return self._state_around("to_private_state")
 
     def _state_around(self, method: str) -> OffloadState:
-        inner: OffloadState = getattr(self.inner, method)()
+        held: Any = self.inner
+        while isinstance(held, OpaqueTensor) and not isinstance(held, SupportsOffloadState):
+            held = held._to_base_tensor()  # an offloaded tensor gives what it holds packed
+        if not isinstance(held, SupportsOffloadState):
+            raise UnsupportedOpError(
+                f"{self.name or 'an unnamed tensor'} turns plain values, which have no offload state; "
+                "use its to_base_tensor()"
+            )
+        inner: OffloadState = getattr(held, method)()
         meta = {"inner_tag": inner["tag"], "inner_meta": inner["meta"]}
         return OffloadState(tag=self.OFFLOAD_STATE_TAG, tensors=inner["tensors"], meta=meta)
 

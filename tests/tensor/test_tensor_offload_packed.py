@@ -106,3 +106,32 @@ def test_an_opaque_class_without_a_state_cannot_be_offloaded():
 
     with pytest.raises(UnsupportedOpError, match="w: a Stateless has no offload state"):
         OffloadedTensor.from_original_tensor(Stateless._shell((2, 2), torch.float32, "cpu"), "w")
+
+
+def test_what_is_offloaded_already_can_be_offloaded_turned_or_again(tmp_path):
+    packed = QTensorTractScaleOnly.quantize(torch.randn(4, 32))
+    first = OffloadedTensor.from_original_tensor(packed, "first", tmp_path)
+    again = OffloadedTensor.from_original_tensor(first, "again", tmp_path)
+    turned = OffloadedTensor.from_original_tensor(first.T, "turned", tmp_path)
+    assert again.inner_class is QTensorTractScaleOnly
+    assert torch.equal(again.to_base_tensor(), packed.to_base_tensor())
+    assert torch.equal(turned.to_base_tensor(), packed.to_base_tensor().T)
+    plain = OffloadedTensor.from_original_tensor(torch.ones(4, 32), "plain", tmp_path)
+    with pytest.raises(UnsupportedOpError, match="plain turns plain values"):
+        OffloadedTensor.from_original_tensor(plain.T, "turned", tmp_path)
+
+
+def test_reload_on_another_device_changes_nothing_about_the_tensor(tmp_path):
+    weight = OffloadedTensor.from_original_tensor(torch.ones(4, 32), "w", tmp_path)
+    with TensorResidencyPool() as pool:
+        weight.bind_pool(pool)
+        shape = weight.reload("meta")
+        assert shape.is_meta
+        assert (shape.shape, shape.dtype) == (weight.shape, weight.dtype)
+        assert not pool.is_resident(weight)
+        assert (weight.target_device, weight.device) == (torch.device("cpu"),) * 2
+        assert weight.reload().device == torch.device("cpu")
+        assert weight.reload(torch.device("cpu")).equal(torch.ones(4, 32))
+    moved = weight.to("meta")
+    assert moved.target_device == torch.device("meta")
+    assert not moved.is_meta
