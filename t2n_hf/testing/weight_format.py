@@ -1,16 +1,4 @@
-"""The conformance suite of quantized classes: what t2n_hf relies on, as tests that a plugin runs on its own class.
-
-    from t2n_hf.testing import ModelConformance, WeightFormatConformance
-
-    class TestInt8Rows(WeightFormatConformance):
-        weight_format = Int8Rows
-
-    class TestModelsOfInt8Rows(ModelConformance):
-        weight_format = Int8Rows
-
-pytest runs the inherited tests. Attributes say what the format promises: how far its values may be from the float ones,
-and how far its fast product may be from the exact one.
-"""
+"""What is asked of one quantized tensor."""
 # ruff: noqa: D102 - names of tests are sentences
 
 import copy
@@ -24,21 +12,19 @@ from typing import Any, ClassVar, Final
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from accelerate.utils import set_module_tensor_to_device
 from torch import nn
 
-from t2n_hf.contract import ENTRY_POINT_GROUP, InferenceTarget, Tag, WeightFormat
-from t2n_hf.errors import FormatError, InPlaceError, QuantizationError, UnsupportedOpError
-from t2n_hf.hf.config import T2NConfig
+from t2n_hf.contract import COMPUTE_MODES, ENTRY_POINT_GROUP, InferenceTarget, Tag, WeightFormat
+from t2n_hf.errors import ConfigError, FormatError, InPlaceError, QuantizationError, UnsupportedOpError
 from t2n_hf.nnef.dat import read_dat
 from t2n_hf.registry import class_of_tag, format_class, resolve_offload_state
 from t2n_hf.store.state import read_state, write_state
 from t2n_hf.tensor.compute import compute_mode
 from t2n_hf.tensor.offload import OffloadedTensor
-from t2n_hf.tensor.opaque import OpaqueTensor
+from t2n_hf.tensor.opaque import OpaqueTensor, opaque_to_final_tensor
 
-__all__ = ["ModelConformance", "WeightFormatConformance"]
+__all__ = ["DTYPES", "NAME", "WeightFormatConformance"]
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NAME = "model.layers.0.mlp.down_proj.weight"
@@ -139,6 +125,7 @@ class WeightFormatConformance:
         source = self.floats()
         source[0] = 0
         source[1] *= 1e-12
+        source[2] *= 1e-8
         values = self.weight_format.quantize(source).to_base_tensor()  # type: ignore[attr-defined]
         assert torch.equal(values[0], torch.zeros_like(values[0]))
         assert bool(torch.isfinite(values).all())
@@ -161,12 +148,29 @@ class WeightFormatConformance:
                 with pytest.raises(QuantizationError):
                     self.weight_format.quantize(torch.randn(shape))
 
+    def test_a_stack_of_matrices_is_each_of_them(self) -> None:
+        stack = torch.stack([self.floats(), self.floats() * 2, -self.floats()])
+        if self.weight_format.refuses(tuple(stack.shape), stack.dtype) is not None:
+            return
+        packed: Any = self.weight_format.quantize(stack, name=NAME)
+        for item, values in enumerate(stack):
+            alone: Any = self.weight_format.quantize(values, name=NAME)
+            assert torch.equal(opaque_to_final_tensor(packed[item]), alone.to_base_tensor())
+
     def test_the_planned_size_is_the_size_at_rest(self) -> None:
         weight = self.weight()
         planned = self.weight_format.packed_nbytes(self.shape)
         assert sum(part.nbytes for part in weight.to_offload_state()["tensors"].values()) == planned
         assert weight.opaque_nbytes == self.weight_format.resident_nbytes(self.shape, "exact") == planned
         assert weight.nbytes == self.floats().nbytes
+
+    @pytest.mark.parametrize("compute", COMPUTE_MODES)
+    def test_the_planned_size_is_the_size_in_memory(self, compute: str) -> None:
+        weight = self.weight().with_compute(compute)
+        F.linear(self.inputs(), weight)
+        assert weight.opaque_nbytes == self.weight_format.resident_nbytes(self.shape, compute)
+        with pytest.raises(ConfigError, match="compute"):
+            weight.with_compute("roughly")
 
     # ---- state ----------------------------------------------------------------------------------------------------
 
@@ -343,51 +347,23 @@ class WeightFormatConformance:
         assert stored is not None
         assert all(torch.equal(stored["tensors"][k], t) for k, t in weight.to_offload_state()["tensors"].items())
 
+    def test_rows_of_an_offloaded_table_are_those_of_the_weight(self) -> None:
+        weight = self.weight()
+        layer = nn.Embedding(*self.shape)
+        layer.weight = nn.Parameter(OffloadedTensor.from_original_tensor(weight, NAME), requires_grad=False)
+        ids = torch.tensor([[0, 5, self.shape[0] - 1], [1, 1, 2]])
+        expected = F.embedding(ids, weight)
+        assert torch.equal(layer(ids), expected)
+        assert torch.equal(copy.deepcopy(layer)(ids), expected)
+        assert torch.equal(layer.weight[3], weight.to_base_tensor()[3])
 
-class ModelConformance:
-    """Tests of one class in a small Llama: loads, offloads, generates, saves and reloads, by `T2NConfig`."""
-
-    weight_format: ClassVar[type[WeightFormat]]
-
-    @pytest.fixture
-    def checkpoint(self, tmp_path: Path) -> Path:
-        """A saved Llama of random weights, untied."""
-        torch.manual_seed(0)
-        config = transformers.LlamaConfig(
-            vocab_size=128,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            tie_word_embeddings=False,
-        )
-        transformers.LlamaForCausalLM(config).eval().save_pretrained(tmp_path / "float")
-        return tmp_path / "float"
-
-    def load(self, folder: Path, **options: Any) -> Any:  # noqa: ANN401 - what from_pretrained takes and gives
-        """Load a checkpoint with the class."""
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, **options).eval()
-
-    def config(self) -> T2NConfig:
-        """The options that name the class."""
-        return T2NConfig(weights=self.weight_format.OFFLOAD_STATE_TAG)
-
-    def test_a_model_loads_offloads_generates_saves_and_reloads(self, checkpoint: Path, tmp_path: Path) -> None:
-        ids = torch.arange(3, 12)[None]
-        model = self.load(checkpoint, quantization_config=self.config())
-        weight = model.model.layers[1].mlp.down_proj.weight
-        assert type(weight) is self.weight_format
-        with torch.no_grad():
-            expected = model(ids).logits
-        tokens = model.generate(ids, max_new_tokens=5, do_sample=False)
-
-        model.save_pretrained(tmp_path / "saved")
-        again = self.load(tmp_path / "saved")
-        assert type(again.model.layers[1].mlp.down_proj.weight) is self.weight_format
-        on_disk = self.load(checkpoint, quantization_config=self.config(), device_map={"": "disk"})
-        assert isinstance(on_disk.model.layers[1].mlp.down_proj.weight, OffloadedTensor)
-        for other in (again, on_disk):
-            with torch.no_grad():
-                assert torch.equal(other(ids).logits, expected)
-            assert torch.equal(other.generate(ids, max_new_tokens=5, do_sample=False), tokens)
+    def test_accelerate_can_set_it_when_it_is_offloaded(self) -> None:
+        layer = nn.Linear(self.shape[1], self.shape[0], bias=False)
+        layer.weight = nn.Parameter(OffloadedTensor.from_original_tensor(self.weight(), NAME), requires_grad=False)
+        expected = layer(self.inputs())
+        value = layer.state_dict()["weight"]
+        set_module_tensor_to_device(layer, "weight", "cpu", value=value)
+        assert isinstance(layer.weight, OffloadedTensor)
+        assert torch.equal(layer(self.inputs()), expected)
+        set_module_tensor_to_device(layer, "weight", "cpu", value=self.weight())
+        assert torch.equal(layer(self.inputs()), expected)

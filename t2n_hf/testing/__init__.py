@@ -1,0 +1,18 @@
+"""The conformance suite of quantized classes: what t2n_hf relies on, as tests that a plugin runs on its own class.
+
+    from t2n_hf.testing import ModelConformance, WeightFormatConformance
+
+    class TestInt8Rows(WeightFormatConformance):
+        weight_format = Int8Rows
+
+    class TestModelsOfInt8Rows(ModelConformance):
+        weight_format = Int8Rows
+
+pytest runs the inherited tests. Attributes say what the format promises: how far its values may be from the float ones,
+and how far its fast product may be from the exact one.
+"""
+
+from t2n_hf.testing.model import ModelConformance
+from t2n_hf.testing.weight_format import WeightFormatConformance
+
+__all__ = ["ModelConformance", "WeightFormatConformance"]
