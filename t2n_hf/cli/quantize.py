@@ -28,7 +28,7 @@ def quantize(
     ] = None,
     skip_nothing: Annotated[bool, Option("--skip-nothing", help="Leave no linear layer float.")] = False,
     importance: Annotated[
-        Path | None, Option(help="A safetensors file: how much each input channel of each weight matters.")
+        Path | None, Option(help="How much each input channel matters: a file of t2n-hf calibrate.")
     ] = None,
     dtype: Annotated[str | None, Option(help="Of what stays float. Default: as it is stored.")] = None,
     task: Annotated[str | None, Option(help="Default: by the model's architecture.")] = None,
@@ -49,7 +49,7 @@ def quantize(
     quiet_unless_watched()
     if threads is not None:
         torch.set_num_threads(threads)
-    with _Progress() as progress:
+    with _Progress(hint="" if dry_run else "what is done is kept; the same command goes on with it") as progress:
         report = quantize_checkpoint(
             model,
             out,
@@ -75,16 +75,19 @@ def quantize(
 
 
 class _Progress:
-    """One bar for the bytes that are read, on a terminal only."""
+    """One bar for the bytes that are read, on a terminal only; and `hint`, when it is interrupted on the way."""
 
-    def __init__(self) -> None:
+    def __init__(self, hint: str) -> None:
         self._bar: Any = None
+        self._hint = hint
+        self._begun = False
 
     def __enter__(self) -> "_Progress":
         return self
 
     def update(self, done: int, total: int) -> None:
         """Show that `done` of `total` bytes are quantized, or passed on."""
+        self._begun = True
         if not progress_bar():
             return
         if self._bar is None:
@@ -94,6 +97,8 @@ class _Progress:
             )
         self._bar.update(done - self._bar.n)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
+        if kind is KeyboardInterrupt and self._hint and self._begun:
+            print(f"t2n-hf: {self._hint}", file=sys.stderr)

@@ -122,6 +122,20 @@ def test_a_person_at_a_terminal_sees_a_bar(checkpoint, tmp_path, monkeypatch, ca
     assert "quantizing" in capsys.readouterr().err
 
 
+def test_an_interrupt_says_that_the_work_is_kept(checkpoint, tmp_path, monkeypatch, capsys):
+    def stop(self, done, total):
+        self._begun = True
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(command._Progress, "update", stop)
+        assert run(checkpoint, tmp_path / "out") == 130
+    assert "goes on with it" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == [partial_path("out").name]
+    assert run(checkpoint, tmp_path / "out") == 0
+    assert "bytes were there already" in capsys.readouterr().out
+
+
 def test_a_command_that_is_killed_leaves_no_model_and_is_gone_on_with(tmp_path):
     """From outside, at whatever moment that is."""
     checkpoint = models.saved(models.m2(num_hidden_layers=24, hidden_size=256), tmp_path)
