@@ -4,6 +4,7 @@ A general allocator keeps what was freed, in one heap per thread: reading weight
 times the memory of the values that live. Mapping fresh memory for each read is slow, as the system clears each page.
 """
 
+import contextlib
 import mmap
 import threading
 import weakref
@@ -16,9 +17,8 @@ __all__ = ["SMALL_NBYTES", "recycled_buffer"]
 
 SMALL_NBYTES: Final = 256 << 10
 _KEPT_NBYTES: Final = 48 << 20
-_MAP_FLAGS: Final = (
-    mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0) if hasattr(mmap, "MAP_ANONYMOUS") else None
-)
+_HUGE_NBYTES: Final = 4 << 20
+_MAP_FLAGS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if hasattr(mmap, "MAP_ANONYMOUS") else None
 
 
 class _FreeMaps:
@@ -75,10 +75,20 @@ def recycled_buffer(nbytes: int) -> torch.Tensor | None:
     memory = _FREE.take(nbytes)
     if memory is None:
         try:
-            memory = mmap.mmap(-1, nbytes, flags=_MAP_FLAGS)
+            memory = _mapped(nbytes, _MAP_FLAGS)
         except OSError:
             return None
     owner = np.frombuffer(memory, dtype=np.uint8)
     # The tensor and each view of it keep `owner` alive; when the last one dies the memory is free.
     weakref.finalize(owner, _FREE.give, memory).atexit = False
     return torch.from_numpy(owner)
+
+
+def _mapped(nbytes: int, flags: int) -> mmap.mmap:
+    """Map fresh memory; large pieces in huge pages, which are cleared, read into and multiplied with faster."""
+    if nbytes < _HUGE_NBYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, nbytes, flags=flags | getattr(mmap, "MAP_POPULATE", 0))
+    memory = mmap.mmap(-1, nbytes, flags=flags)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
