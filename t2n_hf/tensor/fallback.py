@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from t2n_hf.errors import InPlaceError
 
-__all__ = ["ReadOnlyView", "materialise", "materialised_counts"]
+__all__ = ["ReadOnlyView", "materialise", "materialised_counts", "written_by"]
 
 _MATERIALISED: Final[Counter[tuple[str, str]]] = Counter()
 _LOCK: Final = threading.Lock()
@@ -51,7 +51,7 @@ class ReadOnlyView(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Refuse what would write to the view; keep the class for views of it."""
         kwargs = kwargs or {}
-        written = _written_view(func, args, kwargs)
+        written = next((leaf for leaf in written_by(func, args, kwargs) if isinstance(leaf, ReadOnlyView)), None)
         if written is not None:
             raise InPlaceError(
                 f"{_name(func)} would write to a view of {written._source}, which was made from what that keeps packed "
@@ -86,7 +86,8 @@ def _writes_to_first(name: str) -> bool:
     return name.endswith("_") and name not in _HARMLESS
 
 
-def _written_view(func: Any, args: Any, kwargs: Any) -> ReadOnlyView | None:
+def written_by(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Give what `func`, a function or method of torch seen before dispatch, would write to, by its name and `out=`."""
     name = _name(func)
     if name == "__set__":
         # Of the attributes of a tensor, `data` holds values.
@@ -95,7 +96,7 @@ def _written_view(func: Any, args: Any, kwargs: Any) -> ReadOnlyView | None:
         targets = args[:1]
     else:
         targets = (kwargs.get("out"),)
-    return next((leaf for leaf in tree_leaves(targets) if isinstance(leaf, ReadOnlyView)), None)
+    return tree_leaves(targets)
 
 
 _NOT_IN_PLACE: Final = frozenset({"__int__", "__index__", "__invert__", "__iter__", "__init__"})

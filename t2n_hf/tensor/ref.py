@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from t2n_hf.errors import ConfigError
+from t2n_hf.errors import ConfigError, InPlaceError
+from t2n_hf.tensor.fallback import written_by
 from t2n_hf.tensor.trace_op import untraced
 from t2n_hf.tensor.traced_view import QUESTIONS, TracedView, name_of, postponed, trace_tensor_device_for_func
 from t2n_hf.tensor.updater import ModTensorUpdater
@@ -78,6 +79,13 @@ class OpaqueTensorRef(torch.Tensor):
         if name_of(func) in QUESTIONS:
             with untraced():
                 return func(*tree_map(_opaque, args), **tree_map(_opaque, kwargs))
+        written = next((leaf for leaf in written_by(func, args, kwargs) if isinstance(leaf, cls)), None)
+        if written is not None:
+            name = _described(written.opaque_tensor)
+            raise InPlaceError(
+                f"{name_of(func)} would write to a reference to {name}, which stands for it while a model is traced; "
+                "change the model's own parameter, before it is replaced by a reference"
+            )
         # Whole numbers are there to be read: as indices, as sizes.
         if device == "meta" and opaque.is_floating_point():
             if not isinstance(args[0], cls):

@@ -7,7 +7,8 @@ from typing import Any, Final, NoReturn
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from t2n_hf.errors import UnsupportedOpError
+from t2n_hf.errors import InPlaceError, UnsupportedOpError
+from t2n_hf.tensor.fallback import written_by
 from t2n_hf.tensor.trace_op import untraced
 from t2n_hf.views import VIEW_NAMES
 
@@ -99,6 +100,8 @@ class TracedView(torch.Tensor):
                 return func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
         leaves = tree_leaves((args, kwargs))
         views = [leaf for leaf in leaves if isinstance(leaf, cls)]
+        if any(isinstance(leaf, cls) for leaf in written_by(func, args, kwargs)):
+            _refuse_writing(name, views[0])
         if name in _READS:
             _refuse_reading(name, views[0])
         others = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, cls)]
@@ -150,6 +153,13 @@ def _refuse_reading(name: str, view: TracedView) -> NoReturn:
     raise UnsupportedOpError(
         f"{name} reads values of a view of {view.origin}, which has none while the model is traced, and the trace "
         "would keep what they decide: compute it before, as a plain attribute of the module, and use that in forward"
+    )
+
+
+def _refuse_writing(name: str, view: TracedView) -> NoReturn:
+    raise InPlaceError(
+        f"{name} would write to a view of {view.origin}, which has no values while the model is traced: the write "
+        "would be lost; work on a copy (`.clone()`)"
     )
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from t2n_hf.errors import ConfigError, UnsupportedOpError
+from t2n_hf.errors import ConfigError, InPlaceError, UnsupportedOpError
 from t2n_hf.ops.table import EMITTERS
 from t2n_hf.tensor import (
     OffloadedTensor,
@@ -139,6 +139,31 @@ def test_combining_a_view_with_a_real_tensor_is_refused_while_tracing(use):
     set_opaque_tensor_in_params_as_ref(model)
     with pytest.raises(UnsupportedOpError, match=r"combines a view of weight .*meta device.*on cpu"):
         traced(model, torch.randn(2, 64))
+
+
+def set_data(ref):
+    ref.data = torch.ones(32, 64)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda ref: ref.mul_(2),
+        lambda ref: ref.view(-1).zero_(),
+        lambda ref: ref[0].fill_(1),
+        lambda ref: ref.__setitem__(0, 1),
+        lambda ref: torch.add(torch.ones(32, 64), 1, out=ref),
+        lambda ref: torch.add(torch.ones(64, 32), 1, out=ref.t()),
+        set_data,
+    ],
+    ids=["whole", "view", "row", "item", "out", "out of a view", "data"],
+)
+def test_no_write_to_a_reference_is_lost(write):
+    weight = packed()
+    weight.name = "layer.weight"
+    ref = OpaqueTensorRef(torch.empty(32, 64, device="meta"), weight)
+    with pytest.raises(InPlaceError, match=r"layer\.weight"):
+        write(ref)
 
 
 def test_whole_numbers_are_there_to_be_read():
