@@ -103,7 +103,7 @@ def _plan_of(model: nn.Module, config: ExportConfig) -> Plan:
     if not wanted:
         return {}
     if is_transformers_model(model):
-        return make_plan(model, T2NConfig(**{"weights": NOT_QUANTIZED, **given}))  # type: ignore[arg-type]
+        return make_plan(model, T2NConfig(**{"weights": NOT_QUANTIZED, **given}))
     if "lm_head" in wanted:
         raise ConfigError("lm_head is an option for language models of transformers; this module has none")
     return dict(_plan_of_module(model, wanted))
