@@ -108,9 +108,14 @@ class Placement:
         return DISK in self.asked.values()
 
     @property
+    def is_split(self) -> bool:
+        """Whether there is more than one place, or one that is no device."""
+        return self.uses_disk or len({_normal(where) for where in self.asked.values()}) > 1
+
+    @property
     def moves(self) -> bool:
         """Whether weights go to an accelerator after they were loaded on the CPU."""
-        return self.execution_device != CPU and len({_normal(where) for where in self.asked.values()}) > 1
+        return self.execution_device != CPU and self.is_split
 
     def where(self, name: str) -> Where:
         """Say where the weight `name` lives; of several tied names the one that is nearest to where it computes."""
@@ -131,13 +136,16 @@ class Placement:
         return self.main_device if where in (DISK, CPU) else device_named(where)
 
     def true_map(self) -> dict[str, Any]:
-        """Give the map with "disk" in it, modules that are tied to a weight in memory set right."""
+        """Give the map with "disk" in it, modules that are tied to a weight in memory set right.
+
+        What is on disk comes last: transformers' pipelines send inputs to the first place of a map.
+        """
         result = dict(self.asked)
         for name in self._groups:
             said = self._said(name)
             if said is not None and said != self.where(name):
                 result[name.rpartition(".")[0]] = self.where(name)
-        return result
+        return dict(sorted(result.items(), key=lambda entry: entry[1] == DISK))
 
     def _said(self, name: str) -> Where | None:
         while name and name not in self.asked:

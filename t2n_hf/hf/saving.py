@@ -105,7 +105,7 @@ def disown(model: nn.Module) -> None:
 
 def _memory_footprint(model: "PreTrainedModel", return_buffers: bool = True) -> int:
     """Give the bytes of memory that weights take now: packed ones as packed, those on disk while resident."""
-    held = sum(held_nbytes(p) for p in model.parameters() if not isinstance(p, OffloadedTensor))
+    held = sum(held_nbytes(p) for p in model.parameters())
     buffers = sum(buffer.nbytes for buffer in model.buffers()) if return_buffers else 0
     return held + buffers + resident_nbytes(model)
 

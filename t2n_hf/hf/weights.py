@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from t2n_hf.tensor.contents import MemoryContent
+from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.opaque import OpaqueTensor
 
 __all__ = ["held_nbytes", "replace_parameter", "tied_names", "weights_of"]
@@ -46,6 +48,9 @@ def replace_parameter(model: nn.Module, old: nn.Parameter, new: nn.Parameter) ->
 
 def held_nbytes(tensor: torch.Tensor) -> int:
     """Bytes that a parameter holds in memory: of its packed parts, or of its values. 0 when it lives on disk."""
+    if isinstance(tensor, OffloadedTensor):
+        content = tensor.source.content  # in memory when it waits there for an accelerator
+        return content.nbytes if isinstance(content, MemoryContent) else 0
     if isinstance(tensor, OpaqueTensor):
         return tensor.opaque_nbytes
     nbytes: Any = tensor.nbytes

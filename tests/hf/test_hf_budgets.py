@@ -5,10 +5,11 @@ import re
 import models
 import pytest
 import torch
+from transformers import TextGenerationPipeline
 from transformers.integrations.accelerate import compute_module_sizes, infer_auto_device_map
 
 from t2n_hf import T2NConfig
-from t2n_hf.errors import BudgetError, ConfigError
+from t2n_hf.errors import BudgetError, ConfigError, UnsupportedOpError
 from t2n_hf.hf.cache_size import cache_nbytes
 from t2n_hf.hf.device_map import Placement
 from t2n_hf.hf.hooks import leases_of
@@ -58,7 +59,7 @@ def test_more_memory_never_turns_a_run_into_an_error(name, weights, options, tmp
         kept.append(resident(model))
     assert kept == sorted(kept)
     assert leases is None
-    assert set(model.hf_device_map.values()) == {"cpu"}
+    assert not hasattr(model, "hf_device_map")  # as without us: one device, no map
 
 
 def test_limits_can_be_given_as_text(tmp_path):
@@ -205,3 +206,30 @@ def test_the_report_is_a_table_of_what_was_planned(tmp_path):
     text = str(report)
     assert f"{row.resident:,}" in text
     assert "are read from the checkpoint where they are" in text
+
+
+def test_pipelines_take_a_model_of_which_something_is_in_memory(tmp_path):
+    source = models.m2()
+    folder = models.saved(source, tmp_path)
+    model = load(source, folder, T2NConfig("none"), device_map={"": "disk", "model.norm": "cpu"})
+    pipe = TextGenerationPipeline(model=model, tokenizer=None)
+    assert pipe.device == torch.device("cpu")
+    planned = load(source, folder, T2NConfig("none"), device_map="auto", max_memory={"cpu": 200_000})
+    assert next(iter(planned.hf_device_map.values())) == "cpu"
+
+
+def test_a_model_with_weights_on_disk_stays_where_it_is(tmp_path):
+    source = models.m1()
+    folder = models.saved(source, tmp_path)
+    model = load(source, folder, T2NConfig(), device_map={"": "disk"})
+    assert model.to("cpu") is model
+    assert model.cpu() is model
+    with pytest.raises(UnsupportedOpError, match="cannot be moved to cuda"):
+        model.to("cuda:0")
+    with pytest.raises(UnsupportedOpError, match="cannot be moved to cuda"):
+        model.cuda()
+    expected = logits(model)
+    assert torch.equal(logits(model.to(torch.float32)), expected)
+    resident_model = load(source, folder, T2NConfig())
+    assert torch.equal(logits(resident_model.to("cpu")), expected)
+    assert "to" not in vars(resident_model)
