@@ -238,7 +238,7 @@ class T2NQuantizer(HfQuantizer):
         placing.finish()
         self.relative_errors = placing.errors
         _raise_first(placing.failures)
-        if self._placement.asked:
+        if self._placement.is_split:  # as transformers: without a map when all of it is on one device
             model.hf_device_map = self._placement.true_map()  # type: ignore[assignment]
         if offloaded_parameters(model):
             attach_pools(
