@@ -3,6 +3,7 @@
 
 import copy
 from collections.abc import Sequence
+from types import MethodWrapperType
 from typing import Any
 
 import torch
@@ -154,7 +155,8 @@ class SourceTensor(OpaqueTensor):
     @eagerly
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the rule of this class for `func`, else that of the packed value, else let torch take it apart."""
-        if func not in cls.RULES:
+        # Questions about a tensor are getters of attributes, and the most frequent calls here.
+        if func not in cls.RULES and not isinstance(func, MethodWrapperType):
             leaves, spec = tree_flatten((args, kwargs or {}))
             if any(_packed_rule(leaf, func) for leaf in leaves):
                 loaded = [leaf.reload() if _packed_rule(leaf, func) else leaf for leaf in leaves]

@@ -36,6 +36,11 @@ def opaque_to_final_tensor(rtensor: torch.Tensor) -> torch.Tensor:
     return rtensor
 
 
+def _records_gradients(tensor: torch.Tensor) -> bool:
+    # In this order: asking a tensor takes a microsecond, as each attribute goes through __torch_function__.
+    return torch.is_grad_enabled() and tensor.requires_grad
+
+
 def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> Any:
     if not isinstance(weight, OpaqueTensor) or isinstance(input, OpaqueTensor):
         return NotImplemented
@@ -50,7 +55,7 @@ def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) 
 def _embedding(
     input: torch.Tensor, weight: Any, padding_idx: Any = None, max_norm: Any = None, *rest: Any, **kw: Any
 ) -> Any:
-    if not isinstance(weight, OpaqueTensor) or weight.requires_grad:
+    if not isinstance(weight, OpaqueTensor) or _records_gradients(weight):
         return NotImplemented
     if max_norm is not None:
         raise weight._in_place_error("F.embedding(max_norm=...)")
@@ -58,7 +63,7 @@ def _embedding(
 
 
 def _get_item(tensor: Any, index: Any) -> Any:
-    if not isinstance(tensor, OpaqueTensor) or tensor.requires_grad:
+    if not isinstance(tensor, OpaqueTensor) or _records_gradients(tensor):
         return NotImplemented
     result = tensor._get_item(index)
     # Indexing by tensors copies; by anything else it gives a view.
@@ -79,7 +84,7 @@ def _values(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _turned(tensor: Any, *axes: int) -> Any:
     """Run `t`, `T`, `mT` and `transpose` where they swap the last two axes."""
-    if not isinstance(tensor, OpaqueTensor) or tensor.requires_grad or tensor.ndim < 2:
+    if not isinstance(tensor, OpaqueTensor) or _records_gradients(tensor) or tensor.ndim < 2:
         return NotImplemented
     if axes and {axis % tensor.ndim for axis in axes} != {tensor.ndim - 1, tensor.ndim - 2}:
         return NotImplemented
