@@ -16,7 +16,6 @@ from t2n_hf.tensor.offload import OffloadedTensor
 
 __all__ = [
     "ModuleLeases",
-    "attach_pool",
     "attach_pools",
     "leases_of",
     "offloaded_parameters",
@@ -281,12 +280,6 @@ def attach_pools(
     leases = ModuleLeases(pools)
     leases.attach(model)
     return leases
-
-
-def attach_pool(model: nn.Module, max_cached_bytes: int) -> ModuleLeases:
-    """Make pools of `max_cached_bytes` for the weights of `model` that live on disk, see `attach_pools`."""
-    devices = {tensor.target_device for tensor in offloaded_parameters(model).values()}
-    return attach_pools(model, dict.fromkeys(devices, max_cached_bytes))
 
 
 def resident_nbytes(model: nn.Module) -> int:

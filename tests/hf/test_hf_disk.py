@@ -12,7 +12,7 @@ import torch
 
 from t2n_hf import T2NConfig
 from t2n_hf.errors import BudgetError, StorageError, UnsupportedOpError
-from t2n_hf.hf.hooks import attach_pool, leases_of, offloaded_parameters
+from t2n_hf.hf.hooks import attach_pools, leases_of, offloaded_parameters
 from t2n_hf.hf.materialize import materialize
 from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.quant.q4_0 import QTensorTractScaleOnly
@@ -319,7 +319,7 @@ def test_a_pool_can_be_attached_to_what_is_loaded_otherwise(tmp_path):
     linear = torch.nn.Linear(8, 4)
     expected = linear(torch.ones(1, 8)).detach()
     linear.weight = torch.nn.Parameter(OffloadedTensor.from_original_tensor(linear.weight.detach(), "w"), False)
-    leases = attach_pool(linear, 128)
+    leases = attach_pools(linear, {torch.device("cpu"): 128})
     with torch.no_grad():
         assert torch.equal(linear(torch.ones(1, 8)), expected)
     assert leases.pool.resident_bytes == 128

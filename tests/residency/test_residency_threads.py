@@ -137,8 +137,8 @@ def scan(pool, weights, depth, passes=3):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_prefetching_slow_reads_gives_the_same_bits(strategy):
-    for run in range(12):
-        weights = [CountingSource(f"w{i}", 64, fill=i + 1, delay_s=0.0004) for i in range(3)]
+    for run in range(50):
+        weights = [CountingSource(f"w{i}", 64, fill=i + 1, delay_s=0.0002) for i in range(3)]
         weights.append(weights[0])  # tied
         pool = TensorResidencyPool(max_cached_bytes=128, max_workers=1 + run % 2, strategy=strategy)
         seen = scan(pool, weights, depth=2)
