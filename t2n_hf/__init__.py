@@ -13,15 +13,19 @@ from t2n_hf.hf.quantizer import register
 
 if TYPE_CHECKING:
     from t2n_hf.export import export_nnef
+    from t2n_hf.hf.calibration import calibrate
     from t2n_hf.hf.dispatch import dispatch_model, load_checkpoint_and_dispatch
+    from t2n_hf.hf.importance import Importance
     from t2n_hf.hf.outlook import plan_placement
     from t2n_hf.hf.quantize import quantize_checkpoint
     from t2n_hf.hub import pull_nnef_from_hub, push_nnef_to_hub
     from t2n_hf.tract.model import TractModelForCausalLM
 
 __all__ = [
+    "Importance",
     "T2NConfig",
     "TractModelForCausalLM",
+    "calibrate",
     "dispatch_model",
     "export_nnef",
     "load_checkpoint_and_dispatch",
@@ -35,7 +39,9 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATER: Final = {
+    "Importance": "t2n_hf.hf.importance",
     "TractModelForCausalLM": "t2n_hf.tract.model",
+    "calibrate": "t2n_hf.hf.calibration",
     "dispatch_model": "t2n_hf.hf.dispatch",
     "export_nnef": "t2n_hf.export",
     "load_checkpoint_and_dispatch": "t2n_hf.hf.dispatch",

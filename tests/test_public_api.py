@@ -12,8 +12,10 @@ import t2n_hf
 
 PUBLIC = {
     "t2n_hf": {
+        "Importance",
         "T2NConfig",
         "TractModelForCausalLM",
+        "calibrate",
         "dispatch_model",
         "export_nnef",
         "load_checkpoint_and_dispatch",

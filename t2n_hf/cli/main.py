@@ -43,6 +43,9 @@ class CommandEntry:
 COMMANDS: Final = {
     "export": CommandEntry("t2n_hf.cli.export:export", "Export a model to an NNEF archive for tract."),
     "generate": CommandEntry("t2n_hf.cli.generate:generate", "Continue a prompt with a checkpoint or an export."),
+    "calibrate": CommandEntry(
+        "t2n_hf.cli.calibrate:calibrate", "Measure which channels of a model's weights matter, for quantize."
+    ),
     "quantize": CommandEntry("t2n_hf.cli.quantize:quantize", "Quantize a checkpoint, in little memory."),
     "inspect": CommandEntry("t2n_hf.cli.inspect:inspect", "Show what a checkpoint, an export or an archive holds."),
     "push": CommandEntry("t2n_hf.cli.share:push", "Push an export folder to the Hub."),

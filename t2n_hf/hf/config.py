@@ -17,7 +17,7 @@ __all__ = ["NOT_QUANTIZED", "QUANT_METHOD", "T2NConfig"]
 QUANT_METHOD: Final = "t2n"
 NOT_QUANTIZED: Final = "none"
 _STORED: Final = ("weights", "embeddings", "lm_head", "modules_to_not_convert", "compute")
-_MACHINE: Final = ("max_resident_bytes", "spill_dir", "readahead_bytes", "max_length", "batch_size")
+_MACHINE: Final = ("max_resident_bytes", "spill_dir", "readahead_bytes", "max_length", "batch_size", "importance")
 
 
 # transformers hands the options that a user passes beside an already quantized checkpoint only to the classes of
@@ -51,8 +51,10 @@ class T2NConfig(MetalConfig):
         max_length: how many tokens (prompt and answer) a sequence will have at most. The bytes that the keys and values
             of so many take are then kept free of every budget. None: budgets are for weights alone.
         batch_size: how many sequences are computed at once, beams included; counts with `max_length` only.
+        importance: a file that `t2n_hf.calibrate` made of this model: how much each input channel of its weights
+            matters. Classes that choose scales by it ("q4_0", "ternary") lose less. None: all matter alike.
 
-    The last five describe a machine and its use: they are never written into a model's config.json. Passed beside an
+    The last six describe a machine and its use: they are never written into a model's config.json. Passed beside an
     already quantized checkpoint they are used, as is `compute`; the others come from the checkpoint.
 
     Raises ConfigError for an unknown option or a value out of range, UnknownTagError for a class that is not installed.
@@ -71,6 +73,7 @@ class T2NConfig(MetalConfig):
         readahead_bytes: int | None = None,
         max_length: int | None = None,
         batch_size: int = 1,
+        importance: str | Path | None = None,
         **unknown: object,
     ) -> None:
         if unknown:
@@ -83,10 +86,11 @@ class T2NConfig(MetalConfig):
         self.modules_to_not_convert = _list_of_names(modules_to_not_convert)
         self.compute = compute
         self.max_resident_bytes = max_resident_bytes
-        self.spill_dir = _folder(spill_dir)
+        self.spill_dir = _path("spill_dir", spill_dir, "a folder")
         self.readahead_bytes = readahead_bytes
         self.max_length = max_length
         self.batch_size = batch_size
+        self.importance = _path("importance", importance, "a file")
         # No option: bytes by device, set by load_checkpoint. transformers drops max_memory beside a given map.
         self.limits: dict[Any, int] | None = None
         self.tensors: dict[str, Any] | None = None
@@ -178,9 +182,9 @@ def _list_of_names(names: Iterable[str] | None) -> list[str] | None:
     return sorted(listed) if isinstance(names, Set) else listed
 
 
-def _folder(path: object) -> str | None:
+def _path(option: str, path: object, what: str) -> str | None:
     if path is None or isinstance(path, str):
         return path
     if isinstance(path, os.PathLike) and isinstance(os.fspath(path), str):
         return str(os.fspath(path))
-    raise ConfigError(f"spill_dir={path!r}; expected the path of a folder, or None")
+    raise ConfigError(f"{option}={path!r}; expected the path of {what}, or None")

@@ -25,14 +25,18 @@ def quantized(
 ) -> torch.Tensor:
     """Quantize `value`, a plain float tensor, as `choice` says; the result acts as a tensor of `dtype`.
 
-    A stack of matrices that has to be turned is turned one at a time. `error` takes how far the result is from `value`.
+    A stack of matrices that has to be turned is turned one at a time. `importance` is f32 (K,), or (E, K) for a stack
+    of E. `error` takes how far the result is from `value`.
     Raises QuantizationError naming `name`.
     """
-    if choice.transposed and value.dim() > 2 and packs_by_item(choice, value.shape):
+    own = importance is not None and importance.dim() > 1
+    if (choice.transposed or own) and value.dim() > 2 and packs_by_item(choice, value.shape):
         items = ItemPacker(value.shape[0], choice, dtype=dtype, name=name, importance=importance, error=error)
         for item in range(value.shape[0]):
             items.add(value[item : item + 1])
         return items.finish(compute)
+    if importance is not None and own:  # its class does not keep matrices apart
+        importance = importance.mean(dim=0)
     packed = _packed(value, choice, dtype=dtype, name=name, importance=importance)
     if error is not None:
         error.add(value, _presented(packed, choice))
@@ -90,7 +94,8 @@ class ItemPacker:
     ) -> None:
         self._count = count
         self._choice = choice
-        self._options: dict[str, Any] = {"dtype": dtype, "name": name, "importance": importance}
+        self._options: dict[str, Any] = {"dtype": dtype, "name": name}
+        self._importance = importance
         self._error = error
         self._parts: dict[str, torch.Tensor] = {}
         self._meta: dict[str, Any] = {}
@@ -98,7 +103,10 @@ class ItemPacker:
 
     def add(self, value: torch.Tensor) -> None:
         """Quantize the next matrix, (1, ...) as the parameter holds it. Raises QuantizationError naming the weight."""
-        packed = _packed(value, self._choice, **self._options)
+        importance = self._importance
+        if importance is not None and importance.dim() > 1:
+            importance = importance[self._done]
+        packed = _packed(value, self._choice, **self._options, importance=importance)
         if self._error is not None:
             self._error.add(value, _presented(packed, self._choice))
         state: OffloadState = packed.to_offload_state()  # type: ignore[attr-defined]

@@ -64,6 +64,7 @@ class Placing:
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     kinds: dict[str, Any] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
+    importance: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def wants(self, name: str) -> bool:
         """Say whether the parameter `name` is to pass through here while it is loaded."""
@@ -79,10 +80,11 @@ class Placing:
         name, dtype = names[0], parameter.dtype
         shape = tuple(parameter.shape)
         choice = self.plan.get(name, Choice())
-        fast = self.config.compute != "exact"
+        compute = choice.compute(self.config.compute)
+        fast = compute != "exact"
         form = next(filter(None, map(self.form_of, names)), None) if self.packed else None
         if form is not None:
-            nbytes = self._stored_resident_nbytes(names, form, shape)
+            nbytes = self._stored_resident_nbytes(names, form, shape, compute)
             rows = self._kind_of(form.tag).row_parts(form.meta, shape)
             parts = shape[0] if rows and (len(shape) > 2 or not fast) else 1
             return Weight(names=names, nbytes=nbytes, parts=parts, spilled=nbytes if fast else 0)
@@ -104,10 +106,12 @@ class Placing:
             return []
         return [self.sources.index[key] for name in names for _, key in self.sources.of(name)]
 
-    def _stored_resident_nbytes(self, names: tuple[str, ...], form: StoredForm, shape: tuple[int, ...]) -> int:
+    def _stored_resident_nbytes(
+        self, names: tuple[str, ...], form: StoredForm, shape: tuple[int, ...], compute: str
+    ) -> int:
         kind = self._kind_of(form.tag)
-        if self.config.compute != "exact" and issubclass(kind, WeightFormat):
-            return kind.resident_nbytes(shape, self.config.compute)
+        if compute != "exact" and issubclass(kind, WeightFormat):
+            return kind.resident_nbytes(shape, compute)
         return max((self.stored_nbytes(name) or 0 for name in names), default=0)
 
     def _kind_of(self, tag: str) -> Any:  # noqa: ANN401 - a class with an offload state
@@ -128,6 +132,8 @@ class Placing:
             self.released.add(name)
             return value
         dtype = value.dtype if value.dtype != self.dtype else wanted.dtype
+        if self.sources is None or key not in self.sources.index:
+            key = None  # it is the pattern of a rule, which may have changed values
         try:
             return self.placed(name, value, key, dtype)
         except T2NError as error:
@@ -142,7 +148,8 @@ class Placing:
             return self._offloaded(name, value, key, dtype) if on_disk else self.moved(name, value)
         value = self._before_rounding(name, value, key)
         error = SampledError()
-        packed = quantized(value, choice, dtype=dtype, name=name, compute=self.config.compute, error=error)
+        importance, compute = self.importance.get(name), choice.compute(self.config.compute)
+        packed = quantized(value, choice, dtype=dtype, name=name, compute=compute, importance=importance, error=error)
         self._note_error(name, error)
         _settle(packed)
         self.pages.used(self._stored_values_nbytes(name, value, key))
@@ -162,10 +169,13 @@ class Placing:
         """
         wanted = self.model.get_parameter(name)
         packer, error = None, SampledError()
+        importance = self.importance.get(name)
         try:
             for value in values:
                 dtype = value.dtype if value.dtype != self.dtype else wanted.dtype
-                packer = packer or ItemPacker(count, self.plan[name], dtype=dtype, name=name, error=error)
+                packer = packer or ItemPacker(
+                    count, self.plan[name], dtype=dtype, name=name, importance=importance, error=error
+                )
                 packer.add(value)
                 self.pages.used(value.nbytes)
                 del value
@@ -293,26 +303,27 @@ class Placing:
         packed: Any = self._kind_of(form.tag).from_offload_state(state, None)
         if packed.shape != wanted.shape:
             raise FormatError(f"{name}: stored with shape {tuple(packed.shape)}, the model has {tuple(wanted.shape)}")
-        read = sum(part.nbytes for part in parts.values()) if self.config.compute != "exact" else 0
+        compute = self.plan.get(name, Choice()).compute(self.config.compute)
+        read = sum(part.nbytes for part in parts.values()) if compute != "exact" else 0
         if self.placement.on_disk(name):
-            offloaded = self._stored_on_disk(name, form, state, wanted)
+            offloaded = self._stored_on_disk(name, form, state, wanted, compute)
             self.pages.used(read)
             return offloaded
         packed = packed.to(wanted.dtype)
         if hasattr(packed, "with_compute"):
-            packed = packed.with_compute(self.config.compute)
+            packed = packed.with_compute(compute)
         _settle(packed)
         self.pages.used(read)
         return self.moved(name, packed)
 
-    def _stored_on_disk(self, name: str, form: StoredForm, state: OffloadState, wanted: torch.Tensor) -> torch.Tensor:
+    def _stored_on_disk(
+        self, name: str, form: StoredForm, state: OffloadState, wanted: torch.Tensor, compute: str
+    ) -> torch.Tensor:
         device, spill_dir = self.placement.main_device, self.config.spill_dir
         ranges = self.ranges_of_parts(name)
-        if self.config.compute != "exact" or not ranges:
+        if compute != "exact" or not ranges:
             # A kernel's layout is made once and spilled: making it at each load costs more than the product.
-            return OffloadedTensor.from_state(
-                state, name, wanted.dtype, device, compute=self.config.compute, spill_dir=spill_dir
-            )
+            return OffloadedTensor.from_state(state, name, wanted.dtype, device, compute=compute, spill_dir=spill_dir)
         content = StoredParts(name, form, ranges, self.kinds[form.tag])
         source = StoredSource(content, wanted.shape, wanted.dtype, name, spill_folder=spill_dir)
         return OffloadedTensor.from_source(source, device)

@@ -21,6 +21,7 @@ from t2n_hf.dtypes import dtype_of
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, StorageError
 from t2n_hf.hf.companions import fetch_companions
 from t2n_hf.hf.config import NOT_QUANTIZED, T2NConfig
+from t2n_hf.hf.importance import importance_for
 from t2n_hf.hf.loading import load_checkpoint
 from t2n_hf.hf.quantize_journal import fingerprint
 from t2n_hf.hf.quantize_output import check_target, write_side_files
@@ -28,7 +29,7 @@ from t2n_hf.hf.quantize_plan import OutputPlan, make_output_plan
 from t2n_hf.hf.quantize_report import QuantizeReport, rows_of, stored_nbytes
 from t2n_hf.hf.quantize_values import UnitMaker
 from t2n_hf.hf.quantize_work import GrowingFolder, disk_needed, empty
-from t2n_hf.store.checkpoint import CheckpointFile, CheckpointIndex
+from t2n_hf.store.checkpoint import CheckpointIndex
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,8 +79,8 @@ def quantize_checkpoint(
         lm_head: see `weights`.
         modules_to_not_convert: see `weights`.
         config: all of these at once, in their place. Its `compute` is noted in config.json and changes nothing here.
-        importance: f32 (K,) by parameter name, one value for each input channel, for classes that use it; or the
-            safetensors file that holds them. Names of other parameters are not used.
+        importance: what `calibrate` measured, for classes that use it, or its file: f32 (K,) by parameter name, one
+            value for each input channel ((E, K) for E fused experts). None: what the config names.
         dtype: of weights that stay float, and what packed ones act as; None: as the model is stored.
         task: which head the model has, one of hf.tasks.TASKS; None: the class that the checkpoint names.
         max_shard_size: of one file with weights, as for save_pretrained.
@@ -105,7 +106,7 @@ def quantize_checkpoint(
     stored = CheckpointIndex.open(files)
     try:
         plan = make_output_plan(model, config, stored, max_shard_size)
-        values = _importance(importance if importance is not None else getattr(config, "importance", None), plan)
+        values = _importance(config.importance if importance is None else importance, model, plan)
         report = _foreseen(str(path_or_id), target, plan)
         _refuse_nothing(report, config)
         if not dry_run:
@@ -164,29 +165,14 @@ def _float_type(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
-def _importance(given: Any, plan: OutputPlan) -> dict[str, torch.Tensor]:  # noqa: ANN401 - a mapping, a path or None
+def _importance(
+    given: Mapping[str, torch.Tensor] | str | Path | None, model: "PreTrainedModel", plan: OutputPlan
+) -> dict[str, torch.Tensor]:
     """Read importance, and keep what is for weights that are quantized. Raises ConfigError for another model's."""
-    if isinstance(given, (str, Path)):
-        file = CheckpointFile(given)
-        try:
-            given = {name: file.byte_range(name).read() for name in file.names()}
-        finally:
-            file.close()
-    if not isinstance(given or {}, Mapping) or not all(isinstance(v, torch.Tensor) for v in (given or {}).values()):
+    if given is not None and not isinstance(given, (str, Path, Mapping)):
         raise ConfigError(f"importance is a {type(given).__name__}; expected tensors by parameter name, or a path")
-    kept = {}
-    for weight in plan.weights:
-        name = next((name for name in weight.names if name in (given or {})), None)
-        if name is None or weight.form is None:
-            continue
-        channels = weight.shape[-2 if weight.choice.transposed else -1]
-        if tuple(given[name].shape) != (channels,):
-            raise ConfigError(
-                f"{name} has {channels} input channels, and importance of shape {tuple(given[name].shape)}; calibrate "
-                "the model that is quantized"
-            )
-        kept[weight.name] = given[name].detach().to("cpu", torch.float32)
-    return kept
+    choices = {weight.name: weight.choice for weight in plan.weights if weight.form is not None}
+    return importance_for(model, choices, given)
 
 
 def _companions(path_or_id: str | Path, model: "PreTrainedModel", **hub: Any) -> Path | None:  # noqa: ANN401

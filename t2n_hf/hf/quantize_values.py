@@ -127,13 +127,16 @@ class UnitMaker:
         if weight.form is None:
             self._hand_on(weight.name, value.to(weight.dtype))
             return
+        importance = self._importance.get(weight.name)
+        if importance is not None and importance.dim() > 1 and item is not None:
+            importance = importance[item]
         packed: Any = quantized(
             value,
             weight.choice,
             dtype=weight.dtype,
             name=weight.name,
             compute="exact",
-            importance=self._importance.get(weight.name),
+            importance=importance,
             error=made.errors.setdefault(weight.name, SampledError()),
         )
         del value

@@ -24,6 +24,7 @@ from t2n_hf.hf.conversions import PlaceWeights, RebuildWeights, is_ours, with_pa
 from t2n_hf.hf.device_map import Placement, checked_map
 from t2n_hf.hf.experts import itemwise
 from t2n_hf.hf.hooks import attach_pools, offloaded_parameters
+from t2n_hf.hf.importance import importance_for
 from t2n_hf.hf.infer import infer_map
 from t2n_hf.hf.materialize import materialize
 from t2n_hf.hf.moving import align_inputs, hold_in_place
@@ -171,6 +172,8 @@ class T2NQuantizer(HfQuantizer):
             pages=MappedPages(files),
             sources=None if index is None else CheckpointSources(index, model, self),
         )
+        if not self.pre_quantized:
+            self._placing.importance = importance_for(model, self.plan, self.quantization_config.importance)
         if device_map is None or device_map == _WITHOUT_VALUES:
             return
         config = self.quantization_config

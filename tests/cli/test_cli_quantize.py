@@ -9,9 +9,9 @@ import time
 
 import models
 import pytest
-import safetensors.torch
 import torch
 
+from t2n_hf import Importance
 from t2n_hf.atomic import partial_path
 from t2n_hf.cli import main as cli
 from t2n_hf.cli import quantize as command
@@ -70,7 +70,7 @@ def test_options_arrive(checkpoint, tmp_path):
 
 def test_importance_is_read_from_a_file(checkpoint, tmp_path, capsys):
     file = tmp_path / "importance.safetensors"
-    safetensors.torch.save_file({"model.layers.0.mlp.up_proj.weight": torch.ones(63)}, file)
+    Importance({"model.layers.0.mlp.up_proj.weight": torch.ones(63)}).save(file)
     assert run(checkpoint, tmp_path / "out", "--importance", file) == 1
     assert "model.layers.0.mlp.up_proj.weight has 64 input channels" in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ import torch
 from quantize_cases import Halves, content, rewritten, saved_packed
 
 import t2n_hf
-from t2n_hf import T2NConfig, quantize_checkpoint
+from t2n_hf import Importance, T2NConfig, quantize_checkpoint
 from t2n_hf.hf.hooks import offloaded_parameters
 from t2n_hf.registry import list_plugins
 from t2n_hf.store.checkpoint import CheckpointIndex
@@ -209,7 +209,7 @@ def test_importance_reaches_the_class_by_parameter_name(tmp_path):
     importance = {name: torch.linspace(0, 1, 64) + i for i, name in enumerate(names)}
     importance.update({"elsewhere.weight": torch.ones(3), "model.norm.weight": torch.ones(3)})  # not used
     checkpoint = models.saved(models.m2(), tmp_path)
-    safetensors.torch.save_file(importance, tmp_path / "importance.safetensors")
+    Importance(importance).save(tmp_path / "importance.safetensors")
     for index, given in enumerate((importance, tmp_path / "importance.safetensors")):
         Halves.given.clear()
         quantize_checkpoint(checkpoint, tmp_path / f"out{index}", weights="halves", importance=given)
