@@ -21,7 +21,7 @@ def unpacked(weight):
     """Scales and signs as the documentation of the block says, by numpy."""
     blocks = weight.ternary.numpy()
     packed = blocks[..., 2:]
-    signs = np.concatenate([packed >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1).astype(np.int8) - 1
+    signs = 1 - np.concatenate([packed >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1).astype(np.int8)
     return blocks[..., :2].copy().view("<f2").astype(np.float32), signs
 
 
