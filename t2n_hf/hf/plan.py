@@ -27,18 +27,24 @@ class Choice:
 
     `format` is the class it is quantized to, None when it stays float; then `reason` says why. `transposed`: the
     parameter is (..., in, out), and its class holds it as (..., out, in). `by_user`: the reason is an option.
+    `by_rows`: only rows of it are read, one for each token, and it is never multiplied.
     """
 
     format: type[WeightFormat] | None = None
     transposed: bool = False
     reason: str = ""
     by_user: bool = False
+    by_rows: bool = False
+
+    def compute(self, asked: str) -> str:
+        """Say how it computes in a model that is asked to compute as `asked`: no kernel reads single rows."""
+        return "exact" if self.by_rows else asked
 
     def nbytes(self, shape: Iterable[int], compute: str) -> int | None:
-        """Bytes that the parameter takes in memory, None when it is not quantized."""
+        """Bytes that it takes in memory in a model that is asked to `compute` so, None when it is not quantized."""
         if self.format is None:
             return None
-        return self.format.resident_nbytes(_as_held(tuple(shape), self.transposed), compute)
+        return self.format.resident_nbytes(_as_held(tuple(shape), self.transposed), self.compute(compute))
 
 
 Plan = Mapping[str, Choice]
@@ -83,7 +89,8 @@ def make_plan(model: nn.Module, config: T2NConfig) -> Plan:
     for name, module, parameter in _parameters(model):
         table = tables.get(name)
         if table is not None:
-            plan[name] = _of_table(table, parameter, module)
+            by_rows = isinstance(module, nn.Embedding) and name not in groups
+            plan[name] = replace(_of_table(table, parameter, module), by_rows=by_rows)
         else:
             plan[name] = skips.reason(name) or _of_weight(name, module, parameter, chosen)
     skips.warn_about_unused()
