@@ -6,7 +6,6 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final, final
 
-from t2n_hf.errors import ResidencyError
 from t2n_hf.residency.entry import Entry, Key, LoadState
 from t2n_hf.residency.loading import Loading
 from t2n_hf.residency.source import Source
@@ -38,7 +37,7 @@ class Readahead:
         self._loading = loading
         self._workers = workers
         self._window = window
-        self._unused: deque[tuple[Entry, int]] = deque()  # with how many values came before each
+        self._unused: deque[tuple[Key, int]] = deque()  # with how many values came before each
         self._advised: set[object] = set()
         self._is_slow = False
         loading.cancel = self.cancel
@@ -57,7 +56,7 @@ class Readahead:
                 if not fits or not self._loading.try_room(source.nbytes, distance):
                     return
                 entry = self._queue(key, source)  # type: ignore[arg-type]
-                self._unused.append((entry, distance))
+                self._unused.append((entry.key, distance))
             between += entry.nbytes
             if between > _REACH * self._window:
                 return
@@ -71,12 +70,14 @@ class Readahead:
 
     def _fits(self, nbytes: int, between: int) -> bool:
         # What was skipped is far away again, and shall not keep others from being read.
-        self._unused = deque(
-            (entry, before)
-            for entry, before in self._unused
-            if entry.ahead and not entry.detached and self._table.policy.distance(entry.key) <= before
-        )
-        unused = sum(entry.nbytes for entry, _ in self._unused)
+        entries, distance = self._table.entries, self._table.policy.distance
+        unused, still = 0, deque[tuple[Key, int]]()
+        for key, before in self._unused:
+            entry = entries.get(key)
+            if entry is not None and entry.ahead and distance(key) <= before:
+                unused += entry.nbytes
+                still.append((key, before))
+        self._unused = still
         if unused + nbytes <= self._window:
             return True
         room = self._room
@@ -86,9 +87,9 @@ class Readahead:
     def cancel(self) -> bool:
         """Take back what is needed last of what is queued; False when nothing is. Lock held."""
         while self._unused:
-            entry, _ = self._unused.pop()
-            if entry.ahead and entry.state is LoadState.QUEUED:
-                self._loading.fail(entry, ResidencyError(f"{entry.name}: its room was needed before it was read ahead"))
+            entry = self._table.entries.get(self._unused.pop()[0])
+            if entry is not None and entry.ahead and entry.state is LoadState.QUEUED:
+                self._table.withdraw(entry)
                 return True
         return False
 

@@ -91,7 +91,7 @@ class Claims:
             return False
         self._room.leased -= entry.nbytes
         if entry.state is LoadState.QUEUED and not entry.queued:  # nobody else will load it
-            self._loading.fail(entry, ResidencyError(f"{entry.name}: whoever wanted the value went away"))
+            self._table.withdraw(entry)
         if entry.detached:
             self._table.free(entry)
             return False

@@ -9,12 +9,17 @@ from typing import TypeAlias, final
 
 import torch
 
+from t2n_hf.errors import ResidencyError
 from t2n_hf.residency.source import Source
 
-__all__ = ["Claim", "Entry", "Key", "LoadState", "Wanted"]
+__all__ = ["Claim", "Entry", "Key", "LoadState", "Wanted", "Withdrawn"]
 
 Key: TypeAlias = tuple[Hashable, torch.device]
 Wanted: TypeAlias = Sequence[tuple[Source, torch.device]]
+
+
+class Withdrawn(ResidencyError):
+    """A load was taken back before anybody began it; who waits for it starts another one."""
 
 
 class LoadState(Enum):

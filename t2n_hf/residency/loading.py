@@ -51,7 +51,7 @@ class Loading:
                 self._make_room(entry, source)
         except BaseException as error:
             with self._room.lock:
-                self.fail(entry, error)
+                self._table.fail(entry, error)
             raise
         return self._read_into(entry, source)
 
@@ -70,7 +70,7 @@ class Loading:
             except BaseException as error:
                 with self._room.lock:
                     if entry.state is LoadState.QUEUED:
-                        self.fail(entry, error)
+                        self._table.fail(entry, error)
                 raise
             self._read_into(entry, source)
             self._table.shrink()
@@ -91,7 +91,7 @@ class Loading:
         except BaseException as error:
             with room.lock:
                 room.busy -= 1
-                self.fail(entry, error)
+                self._table.fail(entry, error)
             raise
         with room.lock:
             room.busy -= 1
@@ -110,15 +110,6 @@ class Loading:
                 self._table.admit(entry)
             room.wake()
         return value
-
-    def fail(self, entry: Entry, error: BaseException) -> None:
-        """Forget an entry that could not be loaded. Lock held."""
-        self._unreserve(entry)
-        entry.state = LoadState.FAILED
-        self._table.pins.discard(entry.key)
-        self._table.drop(entry)
-        entry.loaded.set_exception(error)
-        self._room.wake()
 
     def _unreserve(self, entry: Entry) -> None:
         self._room.reserved -= entry.reserved

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import torch
 
-from t2n_hf.errors import ConfigError, ResidencyError
+from t2n_hf.errors import ConfigError, ResidencyError, T2NError
 from t2n_hf.residency.ahead import Readahead
 from t2n_hf.residency.claims import Claims
 from t2n_hf.residency.entry import Claim, LoadState, Wanted
@@ -239,8 +239,12 @@ class TensorResidencyPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the pool."""
-        self.close()
+        """Close the pool. What ended the block matters more than that the pool could not be closed because of it."""
+        try:
+            self.close()
+        except T2NError:
+            if error is None:
+                raise
 
     @contextmanager
     def scope(self, device: Device | None = None) -> Iterator["TensorResidencyPool"]:
@@ -331,7 +335,7 @@ class TensorResidencyPool:
         with self._room.lock:
             for entry in list(self._table.entries.values()):
                 if entry.state is not LoadState.READY:
-                    self._loading.fail(entry, ResidencyError(f"{entry.name}: the process forked while it was loaded"))
+                    self._table.withdraw(entry)
 
 
 def _policy_of(strategy: ResidencyStrategy, max_bytes: int | None) -> Policy:

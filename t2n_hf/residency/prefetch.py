@@ -5,6 +5,7 @@ from typing import final
 
 import torch
 
+from t2n_hf.residency.entry import Withdrawn
 from t2n_hf.residency.serving import ServingPool
 from t2n_hf.residency.source import Source, version_of
 
@@ -45,7 +46,10 @@ class TensorPrefetch:
         """
         if not self.done():
             self.pool.hasten(self.source, self.device)
-        value = self._value if self._future is None else self._future.result()
+        try:
+            value = self._value if self._future is None else self._future.result()
+        except Withdrawn:
+            value = None
         if value is None or version_of(self.source) != self._version:  # written since
             return self.pool.resolve(self.source, self.device)
         return value

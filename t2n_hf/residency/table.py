@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from t2n_hf.errors import InPlaceError, ResidencyError
-from t2n_hf.residency.entry import Entry, Key, LoadState
+from t2n_hf.residency.entry import Entry, Key, LoadState, Withdrawn
 from t2n_hf.residency.policy import Policy
 from t2n_hf.residency.room import Room
 from t2n_hf.residency.source import Source, version_of
@@ -39,6 +39,7 @@ class ResidentTable:
         self.entries: dict[Key, Entry] = {}
         self.pins: set[Key] = set()
         self._oversized: dict[Key, None] = {}
+        self._keys: dict[Hashable, set[Key]] = {}
         self._handed: WeakValueDictionary[tuple[Key, int], Future[torch.Tensor]] = WeakValueDictionary()
         self._sources: dict[Key, weakref.ref[Source]] = {}
         self._orphans: deque[Key] = deque()
@@ -66,6 +67,7 @@ class ResidentTable:
         self.bury()
         if key not in self._sources:
             self._sources[key] = weakref.ref(source, partial(_bury_or_note, weakref.ref(self), key))
+        self._keys.setdefault(key[0], set()).add(key)
         self.entries[key] = entry = Entry(
             key=key, nbytes=source.nbytes, version=version_of(source), state=LoadState.QUEUED
         )
@@ -88,7 +90,7 @@ class ResidentTable:
 
     def keys_of(self, source: Source) -> list[Key]:
         """Keys of the table that belong to a source, one per device. Lock held."""
-        return [key for key in self.entries if key[0] == source.key]
+        return list(self._keys.get(source.key, ()))
 
     # ---- values whose tensors are gone ----------------------------------------------------------------------------
 
@@ -154,12 +156,30 @@ class ResidentTable:
         """Take an entry out of the table; its bytes count until its last lease ends. Lock held."""
         if self.entries.get(entry.key) is entry:  # a stale one that is still being loaded may have left before
             del self.entries[entry.key]
+            keys = self._keys[entry.key[0]]
+            keys.discard(entry.key)
+            if not keys:
+                del self._keys[entry.key[0]]
             self.policy.forget(entry.key)
             self._oversized.pop(entry.key, None)
         entry.detached = True
         if entry.state is LoadState.READY:
             self._handed[entry.key, entry.version] = entry.loaded
         self.free(entry)
+
+    def withdraw(self, entry: Entry) -> None:
+        """Take back an entry that nobody has begun to load. Lock held."""
+        self.fail(entry, Withdrawn(f"{entry.name} was taken back before it was loaded"))
+
+    def fail(self, entry: Entry, error: BaseException) -> None:
+        """Forget an entry that could not be loaded. Lock held."""
+        self.room.reserved -= entry.reserved
+        entry.reserved = 0
+        entry.state = LoadState.FAILED
+        self.pins.discard(entry.key)
+        self.drop(entry)
+        entry.loaded.set_exception(error)
+        self.room.wake()
 
     def free(self, entry: Entry) -> None:
         """Let go of the value of an entry that left the table, unless it is in use. Lock held."""
@@ -192,6 +212,11 @@ class ResidentTable:
             with self.room.lock:
                 entry = self.entries.get(key)
                 if entry is None:
+                    return
+                if self.room.strict and entry.state is LoadState.QUEUED and not entry.reserved:
+                    # It waits for room, perhaps for that of the calling thread: nothing is loaded that could be lost.
+                    if remove:
+                        self.withdraw(entry)
                     return
                 if entry.state is not LoadState.READY or entry.writing:
                     self.room.sleep()

@@ -285,3 +285,21 @@ def test_a_write_to_a_resident_value_without_a_lease_for_it_is_reported_and_drop
     assert pool.resolve(source).tolist() == [0, 0]
     assert pool.resident_bytes == 8
     pool.close()
+
+
+def leave_open(source, leases, error=None):
+    with TensorResidencyPool() as pool:
+        leases.append(pool.acquire(source))
+        leases[0].open()
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("theirs"), None], ids=["raised", "ended"])
+def test_what_ended_the_block_of_a_pool_is_not_hidden_by_a_lease_that_it_left(error):
+    leases = []
+    with pytest.raises(type(error or ResidencyError()), match="theirs" if error else "1 leases are open"):
+        leave_open(sources(1)[0], leases, error)
+    assert not leases[0].pool.closed
+    leases[0].release()
+    leases[0].pool.close()

@@ -327,3 +327,16 @@ def test_a_forked_child_goes_on_without_the_loads_and_leases_of_other_threads():
     done.set()
     thread.join(20)
     pool.close()
+
+
+def test_flush_and_evict_do_not_wait_for_a_prefetch_that_waits_for_this_thread():
+    pool = strict(6)
+    a, b = sources(2)
+    with pool.acquire(a):
+        handle = pool.prefetch(b)
+        pool.flush()
+        assert not handle.done()
+        pool.evict(b)
+        assert handle.done()
+        assert handle.wait().unique().tolist() == [1]  # it is loaded after all
+    pool.close()
