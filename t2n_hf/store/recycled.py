@@ -6,6 +6,7 @@ times the memory of the values that live. Mapping fresh memory for each read is 
 
 import contextlib
 import mmap
+import os
 import threading
 import weakref
 from typing import Final
@@ -52,6 +53,14 @@ class _FreeMaps:
         finally:
             self._lock.release()
 
+    def hold(self) -> None:
+        """Let no other thread in until `let_go`: a forked child must not find the lock taken by a thread it lacks."""
+        self._lock.acquire()
+
+    def let_go(self) -> None:
+        """End `hold`."""
+        self._lock.release()
+
     def _drop_another(self, nbytes: int) -> bool:
         """Drop one mapping of another size: sizes that come now are likely to come again."""
         size = next((size for size, maps in self._maps.items() if maps and size != nbytes), None)
@@ -63,6 +72,8 @@ class _FreeMaps:
 
 
 _FREE: Final = _FreeMaps()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_FREE.hold, after_in_parent=_FREE.let_go, after_in_child=_FREE.let_go)
 
 
 def recycled_buffer(nbytes: int) -> torch.Tensor | None:

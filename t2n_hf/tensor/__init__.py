@@ -1,9 +1,10 @@
 """Tensors that keep their values packed or on disk, and bounded memory for them.
 
-`opaque` is what all of them are (`wrapper` has the class, with `aten_rules`, `autograd`, `compute` and `fallback`);
-`quant` holds the packed formats, `transposed` turns one, `offload` leaves values on disk (with `stored`, `rows` and
-`persist`), `residency` holds them in memory within a budget. `named`, `ref` and `updater` are for code that was
-written for torch_to_nnef: nothing else in this package uses them.
+`opaque` is what all of them are: `wrapper` has the class, with `aten_rules`, `autograd`, `compute`, `fallback` and
+`flatten`. `quant` holds the packed formats, `transposed` turns one. `offload` leaves values on disk: `source_tensor`
+reads them (`rows`: some of them; `eager`: outside of compiled graphs) from a source (`stored`) over values at rest
+(`contents`), `persist` writes; `residency` holds them in memory within a budget. `named`, `ref` (with `trace_op` and
+`traced_view`) and `updater` are for code that was written for torch_to_nnef: nothing else in this package uses them.
 """
 
 from t2n_hf.tensor.named import NamedTensor, apply_name_to_tensor_in_module

@@ -1,10 +1,13 @@
 """Memory that is used again, or given back, once no tensor refers to it."""
 
 import gc
+import os
+import subprocess
 import threading
 
 import pytest
 import torch
+from light_process import light_command
 
 from t2n_hf.store import recycled
 from t2n_hf.store.recycled import SMALL_NBYTES, recycled_buffer
@@ -77,3 +80,33 @@ def test_threads_never_share_a_buffer():
     for thread in threads:
         thread.join(60)
     assert not failures
+
+
+FORKING = """
+import os, signal, threading, time
+from t2n_hf.store import recycled
+
+taken, inside = [], threading.Event()
+
+def busy():
+    with recycled._FREE._lock:
+        inside.set()
+        time.sleep(0.2)
+
+thread = threading.Thread(target=busy)
+thread.start()
+inside.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)  # a lock that nobody gives back
+    recycled.recycled_buffer(1 << 20)
+    os._exit(0)
+thread.join()
+assert os.waitpid(child, 0)[1] == 0
+recycled.recycled_buffer(1 << 20)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_forked_while_another_thread_is_inside_gets_memory():
+    subprocess.run(light_command(FORKING), check=True, timeout=60)
