@@ -29,7 +29,7 @@ def export(
     device_map: Annotated[
         str, Option(help='Where weights live: disk, cpu, auto, or JSON ({"lm_head": "cpu"}).')
     ] = "disk",
-    max_memory: Annotated[list[str] | None, Option(help="DEVICE=SIZE, as in cpu=2GB; with --device-map auto.")] = None,
+    max_memory: Annotated[list[str] | None, Option(help="DEVICE=SIZE (cpu=2GB): what weights may take.")] = None,
     format: Annotated[str, Option(help="tgz, tar or dir (an open folder).")] = "tgz",
     level: Annotated[int, Option(help="Compression of a tgz, 0 to 9.")] = 0,
     max_context: Annotated[int | None, Option(help="Largest number of positions. Default: the model's.")] = None,

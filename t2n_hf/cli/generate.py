@@ -38,7 +38,7 @@ def generate(
     dtype: Annotated[str | None, Option(help="Checkpoint only: f32, f16 or bf16. Default: the checkpoint's.")] = None,
     device_map: Annotated[str | None, Option(help="Checkpoint only: disk, cpu, auto or JSON.")] = None,
     max_memory: Annotated[
-        list[str] | None, Option(help="Checkpoint only: DEVICE=SIZE; with --device-map auto.")
+        list[str] | None, Option(help="Checkpoint only: DEVICE=SIZE, what weights may take there.")
     ] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
     trust_remote_code: Annotated[

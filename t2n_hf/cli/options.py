@@ -21,7 +21,6 @@ __all__ = [
 _UNITS: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _SIZE: Final = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
 _WHOLE_MAPS: Final = ("cpu", "disk")
-_PLANNED_MAPS: Final = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def parse_bytes(text: str) -> int:
@@ -68,14 +67,11 @@ def parse_max_memory(items: list[str] | None) -> dict[str | int, int] | None:
 
 
 def placement_options(device_map: str | None, max_memory: list[str] | None) -> dict[str, Any]:
-    """Read `--device-map` and `--max-memory` together, as from_pretrained takes them.
+    """Read `--device-map` and `--max-memory` together, as load_checkpoint takes them. Raises a usage error.
 
-    Raises a usage error as each of them does, and for limits that no map is planned with: they would mean nothing.
+    A map that is planned is made of the limits, any other one keeps to them.
     """
-    options = {"device_map": parse_device_map(device_map), "max_memory": parse_max_memory(max_memory)}
-    if max_memory and device_map not in _PLANNED_MAPS:
-        raise typer.BadParameter(f"--max-memory goes with --device-map {_PLANNED_MAPS[0]}, which plans by it")
-    return options
+    return {"device_map": parse_device_map(device_map), "max_memory": parse_max_memory(max_memory)}
 
 
 def print_json(value: object) -> None:

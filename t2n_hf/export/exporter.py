@@ -108,7 +108,7 @@ def export_nnef(
         tolerance: largest error that the check accepts, relative to the largest value of an output; default: 1e-4 for
             f32, 2e-2 for f16.
         device_map: where the weights of a checkpoint live while exporting; default: all on disk.
-        max_memory: for `device_map="auto"`, as for from_pretrained.
+        max_memory: bytes by device, numbers or text: what `device_map="auto"` is made of; any other map keeps to them.
         revision: branch, tag or commit of a Hub id.
         trust_remote_code: let code that comes with the checkpoint run.
         on_progress: called with (bytes written, bytes in all) while weights are written.

@@ -83,7 +83,6 @@ def test_an_existing_folder_is_refused_and_replaced_with_overwrite(checkpoint, e
         (["--weights", "q9"], 1, "q9"),
         (["--device-map", "{"], 2, "not JSON"),
         (["--device-map", "auto", "--max-memory", "cpu"], 2, "DEVICE=SIZE"),
-        (["--max-memory", "cpu=2GB"], 2, "--device-map auto"),
         (["--level", "twelve"], 2, "--level"),
         (["--nonsense"], 2, "nonsense"),
     ],

@@ -52,12 +52,11 @@ def test_a_broken_memory_limit_is_refused(text):
         parse_max_memory([text])
 
 
-def test_memory_limits_go_with_a_map_that_is_planned():
-    assert placement_options("auto", ["cpu=1MB"]) == {"device_map": "auto", "max_memory": {"cpu": 1_000_000}}
+def test_memory_limits_go_with_any_map():
+    for text, device_map in (("auto", "auto"), ("disk", {"": "disk"}), ('{"": "cpu"}', {"": "cpu"}), (None, None)):
+        expected = {"device_map": device_map, "max_memory": {"cpu": 1_000_000}}
+        assert placement_options(text, ["cpu=1MB"]) == expected
     assert placement_options("disk", None) == {"device_map": {"": "disk"}, "max_memory": None}
-    for device_map in (None, "disk", '{"": "cpu"}'):
-        with pytest.raises(typer.BadParameter, match="--device-map auto"):
-            placement_options(device_map, ["cpu=1MB"])
 
 
 def test_there_is_no_progress_bar_without_a_terminal():
