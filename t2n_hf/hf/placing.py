@@ -1,6 +1,6 @@
 """One load: turns each weight that arrives into what was planned for it, and puts it where the device map says."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,7 +146,11 @@ class Placing:
         if choice.format is None:
             on_disk = self.placement.on_disk(name)
             return self._offloaded(name, value, key, dtype) if on_disk else self.moved(name, value)
-        value = self._before_rounding(name, value, key)
+        if value.dim() > 2 and packs_by_item(choice, value.shape):
+            packed = self._packed_by_item(name, value.shape[0], self._items_of(name, value, key), dtype)
+            return parameter_of(self.moved(name, packed), name)
+        stored = self._before_rounding(name, value, key)
+        value = value if stored is None else stored.read()
         error = SampledError()
         importance, compute = self.importance.get(name), choice.compute(self.config.compute)
         packed = quantized(value, choice, dtype=dtype, name=name, compute=compute, importance=importance, error=error)
@@ -168,25 +172,32 @@ class Placing:
         What cannot be done is kept in `failures`, and the empty parameter is given back.
         """
         wanted = self.model.get_parameter(name)
-        packer, error = None, SampledError()
-        importance = self.importance.get(name)
         try:
-            for value in values:
-                dtype = value.dtype if value.dtype != self.dtype else wanted.dtype
-                packer = packer or ItemPacker(
-                    count, self.plan[name], dtype=dtype, name=name, importance=importance, error=error
-                )
-                packer.add(value)
-                self.pages.used(value.nbytes)
-                del value
-            assert packer is not None
-            packed = packer.finish(self.config.compute)
-            self._note_error(name, error)
-            _settle(packed)
+            packed = self._packed_by_item(name, count, values, wanted.dtype)
             return parameter_of(self.moved(name, packed), name)
         except T2NError as failure:
             self.failures.append(failure)
             return wanted
+
+    def _packed_by_item(
+        self, name: str, count: int, values: Iterable[torch.Tensor], dtype: torch.dtype
+    ) -> torch.Tensor:
+        choice, error, importance = self.plan[name], SampledError(), self.importance.get(name)
+        packer = ItemPacker(count, choice, dtype=dtype, name=name, importance=importance, error=error)
+        for value in values:
+            packer.add(value)
+            self.pages.used(value.nbytes)
+            del value
+        packed = packer.finish(choice.compute(self.config.compute))
+        self._note_error(name, error)
+        _settle(packed)
+        return packed
+
+    def _items_of(self, name: str, value: torch.Tensor, key: str | None) -> Iterator[torch.Tensor]:
+        """Give the matrices of a stack that arrived whole, each as it is stored when that is wider."""
+        stored = self._before_rounding(name, value, key)
+        for item in range(value.shape[0]):
+            yield value[item : item + 1] if stored is None else stored.rows(item, item + 1).read()
 
     def _note_error(self, name: str, error: SampledError) -> None:
         if error.relative is not None:
@@ -211,15 +222,15 @@ class Placing:
         """Put a value that stays in memory on the device that computes with it."""
         return value.to(self.placement.device_of(name)) if self.placement.asked else value
 
-    def _before_rounding(self, name: str, value: torch.Tensor, key: str | None) -> torch.Tensor:
-        """Read the weight as it is stored when the loader has already rounded it to a smaller dtype."""
+    def _before_rounding(self, name: str, value: torch.Tensor, key: str | None) -> ByteRange | None:
+        """Find the weight as it is stored when the loader has already rounded it to a smaller dtype."""
         if self.sources is None or key is None:
-            return value
+            return None
         found = self.sources.single(name, key)
         if found is None or found.shape != tuple(value.shape):
-            return value
+            return None
         stored = self.sources.torch_dtype(found)
-        return found.read() if stored.itemsize > value.dtype.itemsize and stored.is_floating_point else value
+        return found if stored.itemsize > value.dtype.itemsize and stored.is_floating_point else None
 
     def _offloaded(self, name: str, value: torch.Tensor, key: str | None, dtype: torch.dtype) -> torch.Tensor:
         """Leave a plain weight in the checkpoint's own bytes; only what has no such bytes is spilled."""

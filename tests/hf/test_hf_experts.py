@@ -153,6 +153,15 @@ def test_a_cast_while_loading_changes_nothing(stored, dtype, tmp_path):
         assert torch.equal(stack.q4_0, QTensorTractScaleOnly.quantize(floats).q4_0)
 
 
+def test_experts_that_are_stored_fused_are_read_one_by_one_before_they_are_rounded(tmp_path):
+    source = gpt_oss()
+    packed = load(source, models.saved(source, tmp_path), T2NConfig(), dtype=torch.bfloat16)
+    for name, stack in stacks(packed).items():
+        turned = source.get_parameter(name).detach().transpose(-1, -2).contiguous()
+        assert stack.dtype == torch.bfloat16
+        assert torch.equal(stack.inner.q4_0, QTensorTractScaleOnly.quantize(turned).q4_0)
+
+
 def test_a_class_that_does_not_keep_rows_apart_quantizes_them_together(tmp_path):
     class Together(QTensorTractScaleOnly):
         OFFLOAD_STATE_TAG = "tests.together.v1"
