@@ -79,7 +79,8 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0917 - the signature that code wri
             if it has no values), and nothing is hooked.
         max_memory: bytes by device, numbers or text ("2GB"). With a map that is made, what it is made of; with a given
             one, what the device must not exceed. None: what is free now, without any limit for a given map.
-        no_split_module_classes: class names of modules that stay on one accelerator.
+        no_split_module_classes: class names of modules that stay on one accelerator; None: what a model of transformers
+            says of itself.
         offload_folder: folder of the private file for weights that the checkpoint does not hold as they are needed
             (quantized ones); `spill_dir` of the config if that is given. None: the system's for temporary files.
         offload_buffers: must be False: buffers stay in memory.
@@ -184,21 +185,22 @@ def plan_load(
     load: ModuleLoad,
     device_map: DeviceMap | None,
     limits: dict[Where, int] | None,
-    no_split: Iterable[str] | None,
+    no_split: Iterable[str] | None = None,
 ) -> PlacementReport | None:
     """Settle the map, and refuse what cannot fit. None without a map."""
     if device_map is None:
         return None
     needs, placement = load.needs(), load.placement
+    no_split = set(no_split or getattr(load.model, "_no_split_modules", None) or ())
     if isinstance(device_map, str) and device_map in PLANNED_MAPS:
         placement.limits = limits or {device: int(limit) for device, limit in get_max_memory().items()}
         if device_map != "sequential":
-            placement.limits = balanced(load.model, needs, placement.limits, no_split or (), device_map)
+            placement.limits = balanced(load.model, needs, placement.limits, no_split, device_map)
         device_map = infer_map(
             load.model,
             needs,
             placement.limits,
-            no_split=set(no_split or ()),
+            no_split=no_split,
             readahead_nbytes=load.config.readahead_bytes,
         )
     else:

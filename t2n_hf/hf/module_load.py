@@ -12,6 +12,7 @@ from t2n_hf.errors import FormatError
 from t2n_hf.hf.cache_size import cache_nbytes_of
 from t2n_hf.hf.config import T2NConfig
 from t2n_hf.hf.device_map import Placement
+from t2n_hf.hf.importance import importance_for
 from t2n_hf.hf.needs import ModelNeeds, Weight, needs_of
 from t2n_hf.hf.placing import Placing
 from t2n_hf.hf.plan import make_plan, tied_groups
@@ -62,6 +63,7 @@ class ModuleLoad:
             packed=bool(self.forms),
             pages=MappedPages(self.files),
             sources=None if self.index is None else CheckpointSources.by_name(self.index),
+            importance={} if self.forms else importance_for(self.model, plan, self.config.importance),
         )
 
     # ---- before anything is read ----------------------------------------------------------------------------------
@@ -100,7 +102,7 @@ class ModuleLoad:
             raise FormatError(
                 f"{where} holds no values for {_some(empty)}, which {type(self.model).__name__} has on the meta "
                 "device; make it with accelerate.init_empty_weights(), which leaves buffers real, or take a checkpoint "
-                "that has them"
+                "that has them under these names (from_pretrained also knows older ones)"
             )
 
     def needs(self) -> ModelNeeds:

@@ -63,8 +63,7 @@ def plan_placement(
     limits = limits_of(max_memory)
     if isinstance(model_or_path, nn.Module):
         load = ModuleLoad(model=model_or_path, config=config, placement=Placement(), dtype=dtype)
-        no_split: Any = getattr(model_or_path, "_no_split_modules", None)
-        report = plan_load(load, device_map, limits, no_split)
+        report = plan_load(load, device_map, limits)
         assert report is not None
         return report
     folder = checkpoint_folder(model_or_path, **{k: v for k, v in options.items() if k in ("revision", "token")})

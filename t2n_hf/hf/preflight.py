@@ -63,7 +63,7 @@ class PlacementReport:
     @property
     def budgets(self) -> dict[torch.device, int]:
         """The budget of each device for offloaded weights; only devices that compute with some."""
-        return {torch.device(row.device): row.budget for row in self.devices if row.at_once}
+        return {torch.device(row.device): row.budget for row in self.devices if row.largest}
 
     @property
     def ram(self) -> int:

@@ -344,6 +344,11 @@ def test_models_of_transformers_are_loaded_as_from_pretrained_does(weights, devi
         options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 5, "do_sample": False}
         assert torch.equal(model.generate(ids, **options), expected.generate(ids, **options))
     assert model.device == torch.device("cpu")
+    assert model.get_memory_footprint() <= expected.get_memory_footprint()
+    copied = materialize(copy.deepcopy(model))
+    with torch.no_grad():
+        torch.testing.assert_close(copied(ids).logits, expected(ids).logits, atol=1e-4, rtol=1e-4)
+    assert not hasattr(copied, "hf_quantizer")
     saved = [models.saved(m, tmp_path) for m in (model, expected)]
     assert (saved[0] / "model.safetensors").read_bytes() == (saved[1] / "model.safetensors").read_bytes()
     if weights == "q4_0":
