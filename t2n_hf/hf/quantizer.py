@@ -111,6 +111,8 @@ class T2NQuantizer(HfQuantizer):
             )
 
     def _compare_with_requested(self) -> None:
+        if self.pre_quantized and self.quantization_config.importance is not None:
+            warnings.warn("the checkpoint is quantized already: importance is ignored", stacklevel=2)
         asked = self.quantization_config.requested
         self.quantization_config.requested = None
         if not self.pre_quantized or asked is None or asked == T2NConfig().get_loading_attributes()["requested"]:
@@ -244,11 +246,9 @@ class T2NQuantizer(HfQuantizer):
         if self._placement.is_split:  # as transformers: without a map when all of it is on one device
             model.hf_device_map = self._placement.true_map()  # type: ignore[assignment]
         if offloaded_parameters(model):
-            attach_pools(
-                model,
-                self.placement.budgets if self.placement else {},
-                readahead_nbytes=self.quantization_config.readahead_bytes,
-            )
+            assert self.placement is not None  # without a map nothing is offloaded
+            ahead = self.placement.readahead(self.quantization_config.readahead_bytes)
+            attach_pools(model, self.placement.budgets, readahead_nbytes=ahead)
         if offloaded_parameters(model) or self._placement.moves:
             hold_in_place(model)
         if self._placement.moves:

@@ -6,11 +6,14 @@ import models
 import pytest
 import safetensors.torch
 import torch
+from accelerate import init_empty_weights
 from safetensors import safe_open
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from t2n_hf import Importance, T2NConfig
+from t2n_hf import Importance, T2NConfig, load_checkpoint_and_dispatch
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError, StorageError
 from t2n_hf.hf.importance import importance_for
+from t2n_hf.hf.loading import load_checkpoint
 from t2n_hf.hf.plan import make_plan
 
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -125,7 +128,6 @@ def test_a_loaded_model_uses_the_file_and_config_json_does_not_tell_of_it(tmp_pa
     folder = models.saved(models.m1(), tmp_path)
     importance = Importance({UP: torch.rand(64) ** 4})
     importance.save(tmp_path / "importance.safetensors")
-    from transformers import AutoModelForCausalLM
 
     def load(**options):
         return AutoModelForCausalLM.from_pretrained(folder, quantization_config=T2NConfig(**options))
@@ -151,3 +153,24 @@ def test_a_loaded_model_uses_the_file_and_config_json_does_not_tell_of_it(tmp_pa
 def test_the_option_takes_a_path(wrong):
     with pytest.raises(ConfigError, match="importance="):
         T2NConfig(importance=wrong)
+
+
+def test_every_way_to_load_uses_it(tmp_path):
+    folder = models.saved(models.m1(), tmp_path)
+    Importance({UP: torch.rand(64) ** 4}).save(tmp_path / "importance")
+    config = T2NConfig(importance=tmp_path / "importance")
+    plain, expected = (load_checkpoint(folder, config=c, device_map=None) for c in (T2NConfig(), config))
+    on_disk = load_checkpoint(folder, config=config)
+    with init_empty_weights():
+        empty = LlamaForCausalLM(expected.config)
+    dispatched = load_checkpoint_and_dispatch(empty, folder, device_map={"": "cpu"}, quantization_config=config)
+    for model in (on_disk, dispatched):
+        assert torch.equal(model.get_parameter(UP), expected.get_parameter(UP))
+        assert not torch.equal(model.get_parameter(UP), plain.get_parameter(UP))
+
+
+def test_beside_a_quantized_checkpoint_it_is_said_to_be_ignored(tmp_path):
+    folder = models.saved(models.m1(), tmp_path)
+    load_checkpoint(folder, weights="q4_0", device_map=None).save_pretrained(tmp_path / "packed")
+    with pytest.warns(UserWarning, match="importance is ignored"):
+        load_checkpoint(tmp_path / "packed", config=T2NConfig(importance=tmp_path / "none"), device_map=None)
