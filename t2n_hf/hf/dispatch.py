@@ -227,7 +227,8 @@ def carry_out(
         if report is not None:
             model.hf_device_map = load.placement.true_map()  # type: ignore[assignment]
             if offloaded_parameters(model):
-                attach_pools(model, report.budgets, readahead_nbytes=load.config.readahead_bytes)
+                ahead = report.readahead(load.config.readahead_bytes)
+                attach_pools(model, report.budgets, readahead_nbytes=ahead)
             align_inputs(model, load.placement, skip_keys, force_hooks)
             if offloaded_parameters(model) or load.placement.moves:
                 hold_in_place(model)

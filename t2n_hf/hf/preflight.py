@@ -8,7 +8,8 @@ import torch
 
 from t2n_hf.errors import BudgetError, StorageError
 from t2n_hf.hf.device_map import CPU, DISK, Placement, Where
-from t2n_hf.hf.infer import largest_need
+from t2n_hf.hf.hooks import window_of
+from t2n_hf.hf.infer import largest_need, window_beside
 from t2n_hf.hf.machine import device_named, free_disk_nbytes, memory_nbytes, reachable_memory_nbytes
 from t2n_hf.hf.needs import AtOnce, ModelNeeds
 from t2n_hf.store.spill import Spill
@@ -22,7 +23,8 @@ class DeviceRow:
 
     `resident` are weights and buffers that stay, `cache` the keys and values of `max_length` tokens. `budget` is what
     offloaded weights may take at a time (0: the module that runs and no more), `at_once` the most that one module
-    needs of them. `limit` is what the device may hold in all, None without one.
+    needs of them, `ahead` what the budget has beside that for the module that comes next. `limit` is what the device
+    may hold in all, None without one.
     """
 
     device: str
@@ -30,6 +32,7 @@ class DeviceRow:
     cache: int = 0
     budget: int = 0
     at_once: int = 0
+    ahead: int = 0
     largest: str = ""
     limit: int | None = None
 
@@ -64,6 +67,13 @@ class PlacementReport:
     def budgets(self) -> dict[torch.device, int]:
         """The budget of each device for offloaded weights; only devices that compute with some."""
         return {torch.device(row.device): row.budget for row in self.devices if row.largest}
+
+    def readahead(self, asked: int | None) -> int:
+        """Bytes to load ahead of the module that runs: `asked`, else the next module where there is room for it."""
+        if asked is not None:
+            return asked
+        total = self.waiting + self.read_in_place + self.spilled
+        return max((max(row.ahead, window_of(row.budget, total)) for row in self.devices if row.largest), default=0)
 
     @property
     def ram(self) -> int:
@@ -159,19 +169,22 @@ def _rows(
             if weight.name not in offloaded:
                 place = str(placement.device_of(weight.name))
                 resident[place] = resident.get(place, 0) + weight.nbytes
-    largest = largest_need(needs.at_once(offloaded))
+    at_once = needs.at_once(offloaded)
+    largest = largest_need(at_once)
     main = str(placement.main_device)
     rows = []
     for device, nbytes in resident.items():
         limit = _limit_of(placement, device)
         computes = device == main and bool(offloaded)
+        budget = _budget(nbytes, cache.get(device, 0), limit, max_resident_bytes) if computes else 0
         rows.append(
             DeviceRow(
                 device=device,
                 resident=nbytes,
                 cache=cache.get(device, 0),
-                budget=_budget(nbytes, cache.get(device, 0), limit, max_resident_bytes) if computes else 0,
+                budget=budget,
                 at_once=largest.nbytes if computes else 0,
+                ahead=max(0, min(budget - largest.nbytes, window_beside(at_once, None))),
                 largest=_named(largest) if computes else "",
                 limit=limit,
             )
