@@ -23,7 +23,7 @@ def measure(given: list[str]) -> dict[str, float]:
     parser.add_argument("--limit", type=int, required=True)
     arguments = parser.parse_args(given)
     torch.set_num_threads(1)
-    warm_interpreter("ours")
+    warm_interpreter({"kind": "ours", "config": {}})
     gc.collect()
     baseline = memory.resident()["rss"]
     memory.reset_peak()

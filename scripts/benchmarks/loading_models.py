@@ -1,6 +1,7 @@
 """Load one model the way that a side of the loading benchmark does. Imports only what that side needs."""
 
 import gc
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,8 @@ def quanto(spec: Spec) -> torch.nn.Module:
     )
 
 
+# Options that say how a model computes, not where its weights are.
+COUNTED = {"weights", "embeddings", "lm_head", "compute"}
 LOADERS: dict[str, Callable[[Spec], torch.nn.Module]] = {
     "dense": dense,
     "ours": ours,
@@ -80,21 +83,20 @@ def _placement(spec: Spec) -> dict[str, Any]:
     return {"device_map": "auto", "max_memory": {"cpu": limit}}
 
 
-def warm_interpreter(kind: str) -> None:
-    """Import and run once what the side uses, so that code is in memory before memory is counted."""
+def warm_interpreter(spec: Spec) -> None:
+    """Load and run a tiny model the way of the side, so that all code is in memory before memory is counted."""
     set_verbosity_error()
     disable_progress_bar()
-    if kind == "ours":
-        import t2n_hf.hf.loading  # noqa: F401
-    elif kind.startswith("accelerate"):
-        import accelerate  # noqa: F401
-    elif kind.startswith("quanto"):
-        import optimum.quanto  # noqa: F401
     config = LlamaConfig(
         hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64
     )
-    model = LlamaForCausalLM(config).bfloat16().eval()
-    model.generate(torch.ones(1, 4, dtype=torch.long), max_new_tokens=2, do_sample=False)
+    options = {name: value for name, value in spec.get("config", {}).items() if name in COUNTED}
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+        tiny = {**spec, "folder": folder, "config": options, "max_memory": None, "offload_folder": None}
+        kind = "accelerate" if spec["kind"] == "accelerate_dispatch" else spec["kind"]
+        model = LOADERS[kind](tiny).eval()
+        model.generate(torch.ones(1, 4, dtype=torch.long), max_new_tokens=2, do_sample=False)
     del model
     gc.collect()
 

@@ -19,8 +19,8 @@ of accelerate is plain transformers with these arguments and an `offload_folder`
 Offloaded speeds are of `generate()`, a prompt of 8 tokens included. Cold: the pages of all files involved are dropped
 with posix_fadvise; the page cache is not limited otherwise.
 
-Memory is the kernel's high-water mark of resident pages, anonymous and mapped from files, over that of the interpreter
-with its libraries after they ran a tiny model. No cgroup was used.
+Memory is the kernel's count of resident pages, anonymous and mapped from files, over that of the interpreter with its
+libraries after they loaded and ran a tiny model of the same kind; peaks are its high-water mark. No cgroup was used.
 
 {count} comparisons, {missed} of their goals missed.
 

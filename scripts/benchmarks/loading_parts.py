@@ -81,6 +81,7 @@ def decode(setting: Setting) -> Results:
             results[name] = {side: middle(rows, "tokens_per_s") for side, rows in answers.items()}
             for side in (side for side in sides if side != "dense"):
                 results[name][side]["packed_bytes"] = sides[side].ask("packed")["bytes"]
+                results[name][side]["footprint"] = sides[side].loaded["footprint"]
                 results[name][side]["rss"] = sides[side].ask("memory")["rss"]
     return results
 

@@ -17,7 +17,7 @@ MARGIN = 150
 
 
 def draw(name: str, samples: list[dict[str, float]], limit: int, out: Path) -> None:
-    figure, axes = plt.subplots(figsize=(8, 4), dpi=110)
+    figure, axes = plt.subplots(figsize=(8, 4.4), dpi=110)
     times = [one["t"] for one in samples]
     axes.plot(times, [(one["anon"] + one["file"]) / MB for one in samples], label="RSS over the interpreter's own")
     axes.plot(times, [one["anon"] / MB for one in samples], label="of that anonymous", linewidth=0.8)
@@ -26,7 +26,7 @@ def draw(name: str, samples: list[dict[str, float]], limit: int, out: Path) -> N
     axes.axhline(limit / MB + MARGIN, color="black", linewidth=1, linestyle=":", label=f"and {MARGIN} MB")
     axes.set(xlabel="seconds, from before loading", ylabel="MB", title=f"1.1 B Llama, {name}, 25 % of its bf16 bytes")
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=3)
     figure.tight_layout()
     figure.savefig(out)
 

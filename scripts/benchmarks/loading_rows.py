@@ -27,8 +27,13 @@ def _decode(results: dict) -> list[Line]:
             what = f"{model}: decode, resident Q4_0 ({mode}) against dense bf16"
             lines.append(Line(what, sides[mode]["tokens_per_s"], dense, "tokens/s", goal))
         fast = sides["fast"]
-        what = f"{model}: memory of resident Q4_0 (fast) after decoding, against its packed bytes"
-        lines.append(Line(what, fast["rss"] / 1e6, fast["packed_bytes"] / 1e6, "MB", Goal("<=", 1.1)))
+        packed = fast["packed_bytes"] / 1e6
+        for key, words in (
+            ("footprint", "bytes of the resident weights"),
+            ("rss", "memory over the interpreter's own"),
+        ):
+            what = f"{model}: {words}, Q4_0 (fast) after decoding, against its packed bytes"
+            lines.append(Line(what, fast[key] / 1e6, packed, "MB", Goal("<=", 1.1)))
     return lines
 
 

@@ -26,7 +26,7 @@ class Worker:
         torch.set_num_threads(spec.get("threads", 1))
         torch.manual_seed(0)
         self.spec = spec
-        warm_interpreter(spec["kind"])
+        warm_interpreter(spec)
         gc.collect()
         self.baseline = memory.resident()
         memory.reset_peak()
