@@ -111,6 +111,8 @@ class T2NQuantizer(HfQuantizer):
             )
 
     def _compare_with_requested(self) -> None:
+        if self.pre_quantized and self.quantization_config.importance is not None:
+            warnings.warn("the checkpoint is quantized already: importance is ignored", stacklevel=2)
         asked = self.quantization_config.requested
         self.quantization_config.requested = None
         if not self.pre_quantized or asked is None or asked == T2NConfig().get_loading_attributes()["requested"]:
