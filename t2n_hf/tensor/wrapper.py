@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from t2n_hf.errors import ConfigError, InPlaceError, UnsupportedOpError
 from t2n_hf.tensor.aten_rules import ATEN_RULES, gives_view, written_arguments
-from t2n_hf.tensor.autograd import LinearThroughOpaque
+from t2n_hf.tensor.autograd import linear_through
 from t2n_hf.tensor.fallback import ReadOnlyView, materialise
 from t2n_hf.tensor.flatten import FlattenContext
 from t2n_hf.tensor.trace_op import is_traced, traced_values
@@ -48,7 +48,7 @@ def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) 
         if weight.requires_grad:
             return NotImplemented
         if input.requires_grad or (bias is not None and bias.requires_grad):
-            return LinearThroughOpaque.apply(input, weight, bias)
+            return linear_through(input, weight, bias)
     return weight._linear(input, bias)
 
 

@@ -285,6 +285,22 @@ def test_gradients_pass_double_use_and_no_bias(weight, values):
     torch.testing.assert_close(x.grad, y.grad)
 
 
+def test_gradients_of_gradients_and_transforms_of_functions_pass_through(weight, values):
+    dense, bias = values.float(), torch.randn(6)
+    x = torch.randn(3, 8, requires_grad=True)
+    found = []
+    for w in (weight, dense):
+        (first,) = torch.autograd.grad(F.linear(x, w, bias).pow(3).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.sum(), x)[0])
+    torch.testing.assert_close(*found)
+    jacobian = torch.func.jacrev(lambda row: F.linear(row, weight, bias))(torch.randn(8))
+    torch.testing.assert_close(jacobian, dense)
+    mapped = torch.vmap(lambda row: F.linear(row, weight, bias))(x.detach())
+    torch.testing.assert_close(mapped, F.linear(x.detach(), dense, bias))
+    grads = torch.vmap(torch.func.grad(lambda row: F.linear(row, weight, bias).pow(2).sum()))(x.detach())
+    torch.testing.assert_close(grads, 2 * F.linear(x.detach(), dense, bias) @ dense)
+
+
 def test_the_constructor_makes_parameters_of_its_own_class_and_of_values_that_are_put_in_its_place(weight):
     again = type(weight)(weight, requires_grad=False)
     assert isinstance(again, nn.Parameter)
