@@ -27,8 +27,10 @@ class T2NConfig(MetalConfig):
     """Options of `from_pretrained(..., quantization_config=T2NConfig(...))`.
 
     Args:
-        weights: the class that matrices (nn.Linear, Conv1D, fused 3-D experts) are quantized to: "q4_0", or any
-            installed class by its tag ("t2n_hf.q4_0.v1") or short name; "none" quantizes nothing.
+        weights: the class that matrices (nn.Linear, Conv1D, fused 3-D experts) are quantized to: "q4_0" (4.5 bits per
+            value), "q8_1" (9) or "ternary" (2.5), or any installed class by its tag ("t2n_hf.q4_0.v1") or short name;
+            "none" quantizes nothing. tract multiplies by q4_0 only: an export holds the dense values of the others,
+            but for a table in q8_1 that is only looked up.
         embeddings: the class of the token embeddings; None or "none" leaves them float.
         lm_head: the class of the output head; None or "none" leaves it float. When head and embeddings are tied they
             are one table: the choice that is made, for either, holds for both; two different ones are a ConfigError.
@@ -37,8 +39,8 @@ class T2NConfig(MetalConfig):
             A name matches at dots: "mlp" matches "layers.0.mlp.up_proj", not "layers.0.mlp_norm". Embeddings and head
             always follow their own options, and what the architecture keeps in float32 always stays float. A name
             that matches nothing is warned about.
-        compute: "exact" (the truth: dequantize, then multiply), "fast" (kernels that may round), or "compiled": fast, and
-            prompts are read faster still by native code that a C compiler on this machine makes when it is first
+        compute: "exact" (the truth: dequantize, then multiply), "fast" (kernels that may round), or "compiled": fast,
+            and prompts are read faster still by native code that a C compiler on this machine makes when it is first
             needed (in less than a second; kept in a folder `t2n_hf` beside torch's own cache). Without a compiler it is
             "fast", with a warning that says why.
         max_resident_bytes: how many bytes of weights that are mapped to "disk" may be kept in memory. It has to hold

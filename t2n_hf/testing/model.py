@@ -90,3 +90,17 @@ class ModelConformance:
         for name, row in packed.items():
             assert row.nbytes == self.weight_format.packed_nbytes(row.shape) == model.get_parameter(name).opaque_nbytes
             assert row.relative_error is None or 0 < row.relative_error < 1
+
+    @pytest.mark.filterwarnings("ignore:only .* of the values that could be quantized")
+    def test_what_the_class_refuses_stays_float_with_its_reason(self, checkpoint: Path, tmp_path: Path) -> None:
+        config = transformers.LlamaConfig.from_pretrained(checkpoint, hidden_size=48, intermediate_size=80)
+        source = transformers.LlamaForCausalLM(config)
+        source.save_pretrained(tmp_path / "narrow")
+        model = self.load(tmp_path / "narrow", quantization_config=self.config())
+        rows = {row.name: row for row in model.t2n_report().rows}
+        for name, parameter in source.named_parameters():
+            if name.endswith("_proj.weight"):
+                reason = self.weight_format.refuses(tuple(parameter.shape), parameter.dtype)
+                assert (rows[name].quantized, rows[name].reason) == (reason is None, reason or "")
+        with torch.no_grad():
+            assert bool(torch.isfinite(model(torch.arange(3, 12)[None]).logits).all())

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate.utils import set_module_tensor_to_device
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -98,6 +99,20 @@ def test_copies_and_casts_keep_values_and_bytes(floats):
             assert type(other) is QTensor
             assert torch.equal(other.to(torch.float32).to_base_tensor(), expected)
             assert other.opaque_nbytes == tensor.opaque_nbytes
+
+
+def test_accelerate_and_state_dicts_can_set_it(floats):
+    for tensor in tensors_of(floats):
+        layer, other = (nn.Linear(64, 6, bias=False) for _ in range(2))
+        layer.weight = nn.Parameter(tensor, requires_grad=False)
+        value = layer.state_dict()["weight"]
+        set_module_tensor_to_device(layer, "weight", "meta")
+        set_module_tensor_to_device(layer, "weight", "cpu", value=value)
+        other.load_state_dict(layer.state_dict(), assign=True)
+        for found in (layer.weight, other.weight, copy.deepcopy(layer).weight):
+            assert type(found) is QTensor
+            assert isinstance(found, nn.Parameter)
+            assert torch.equal(found.to_base_tensor(), tensor.to_base_tensor())
 
 
 def test_a_model_with_one_is_saved_and_reloaded(tmp_path):
