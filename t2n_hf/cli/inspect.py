@@ -143,7 +143,7 @@ def _dense(path: Path, quantized: Mapping[str, Any]) -> dict[str, str]:
     """Say why matrices of a quantized checkpoint stayed float, where this transformers knows the model."""
     try:
         return dense_reasons_of(path, quantized) if quantized else {}
-    except (T2NError, AttributeError, ImportError, ValueError):
+    except (T2NError, AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError, ValueError):
         return {}
 
 
