@@ -29,6 +29,7 @@ from t2n_hf.hf.quantize_plan import OutputPlan, make_output_plan
 from t2n_hf.hf.quantize_report import QuantizeReport, rows_of, stored_nbytes
 from t2n_hf.hf.quantize_values import UnitMaker
 from t2n_hf.hf.quantize_work import GrowingFolder, disk_needed, empty
+from t2n_hf.hf.quantizer import COVERAGE_THRESHOLD
 from t2n_hf.store.checkpoint import CheckpointIndex
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def quantize_checkpoint(
         plan = make_output_plan(model, config, stored, max_shard_size)
         values = _importance(config.importance if importance is None else importance, model, plan)
         report = _foreseen(str(path_or_id), target, plan)
-        _refuse_nothing(report, config)
+        _look_at_coverage(report, config)
         if not dry_run:
             companions = _companions(path_or_id, model, **hub)
             run = _Run(model=model, config=config, plan=plan, stored=stored, importance=values, companions=companions)
@@ -201,8 +202,15 @@ def _foreseen(source: str, target: Path, plan: OutputPlan) -> QuantizeReport:
     )
 
 
-def _refuse_nothing(report: QuantizeReport, config: T2NConfig) -> None:
+def _look_at_coverage(report: QuantizeReport, config: T2NConfig) -> None:
+    """Raise ConfigError when nothing would be quantized; warn, as loading does, when it is little."""
     if any(row.quantized for row in report.coverage.rows):
+        if config.weights != NOT_QUANTIZED and report.coverage.share < COVERAGE_THRESHOLD:
+            warnings.warn(
+                f"only {report.coverage.share:.0%} of the values that could be quantized are: "
+                f"{'; '.join(report.coverage.main_reasons())}",
+                stacklevel=3,
+            )
         return
     asked = {config.weights, config.embeddings, config.lm_head} - {None, NOT_QUANTIZED}
     if not asked:

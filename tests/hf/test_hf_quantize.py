@@ -225,6 +225,12 @@ def test_importance_is_found_under_any_name_of_a_tied_table(tmp_path):
     assert torch.equal(Halves.given["model.embed_tokens.weight"], importance["lm_head.weight"])
 
 
+def test_little_coverage_is_warned_about(tmp_path):
+    checkpoint = models.saved(models.m9(intermediate_size=96, num_hidden_layers=1), tmp_path)
+    with pytest.warns(UserWarning, match=r"only \d+% of the values that could be quantized are: its last axis has 48"):
+        quantize_checkpoint(checkpoint, tmp_path / "out")
+
+
 def test_a_dry_run_tells_all_and_writes_nothing(tmp_path):
     checkpoint = models.saved(models.m2(), tmp_path)
     planned = quantize_checkpoint(checkpoint, tmp_path / "out", dry_run=True)
