@@ -183,3 +183,28 @@ def test_an_optimizer_trains_an_offloaded_parameter_as_it_does_a_plain_one(make,
                 optimizer.step()
         assert isinstance(model.weight, OffloadedTensor)
         assert torch.allclose(model.weight.to_base_tensor(), plain.weight, atol=1e-6)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+def test_readers_see_each_value_whole_while_another_thread_writes(tmp_path, packed):
+    make = QTensorTractScaleOnly.quantize if packed else torch.clone
+    weight = OffloadedTensor.from_original_tensor(make(torch.ones(64, 1024)), "w", tmp_path)
+    done, mixed = threading.Event(), []
+
+    def read(use):
+        while not done.is_set():
+            found = use(weight).unique()
+            if found.numel() != 1:
+                mixed.append(found)
+
+    uses = (lambda w: w.to_base_tensor(), lambda w: w[3:40], lambda w: F.embedding(torch.tensor([1, 5, 60]), w))
+    threads = [threading.Thread(target=read, args=(use,)) for use in uses]
+    for thread in threads:
+        thread.start()
+    for number in range(2, 40):
+        weight.copy_(make(torch.full((64, 1024), float(number))))
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not mixed
+    assert weight.to_base_tensor().unique().item() == 39
