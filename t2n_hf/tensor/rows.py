@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from t2n_hf.tensor.wrapper import opaque_to_final_tensor
+
 __all__ = ["RowReader", "embedding_of_rows", "item_of_rows"]
 
 # Gives the rows at ascending indices, or None when the whole tensor should be used instead.
@@ -17,11 +19,12 @@ def embedding_of_rows(indices: torch.Tensor, count: int, read: RowReader) -> tor
 
     None when most rows are needed, an index is out of range (left to F.embedding to report), or rows cannot be read.
     """
-    if indices.numel() == 1:
-        wanted, places = [int(indices)], torch.zeros_like(indices)
-    else:
-        unique, places = torch.unique(indices, return_inverse=True)
-        wanted = unique.tolist()
+    if indices.numel() == 1:  # one token at a time, as when a text is generated
+        index = int(indices)
+        only = read([index]) if 0 <= index < count > 1 else None
+        return None if only is None else opaque_to_final_tensor(only).reshape(*indices.shape, *only.shape[1:])
+    unique, places = torch.unique(indices, return_inverse=True)
+    wanted = unique.tolist()
     if not wanted or 2 * len(wanted) > count or wanted[0] < 0 or wanted[-1] >= count:
         return None
     rows = read(wanted)
