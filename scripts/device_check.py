@@ -72,13 +72,15 @@ def parts(tensor):
 
 def compare(folder, size, accelerator):
     limit = size * 2 // 5
+    rest = {"cpu": "100GB"} if accelerator != "cpu" else {}
+    main = 0 if accelerator != "cpu" else "cpu"
     maps = {
         "all on the accelerator": {"device_map": {"": accelerator}},
         "a layer on disk, one in memory": {
             "device_map": {"": accelerator, "model.layers.0": "disk", "model.layers.1": "cpu", "lm_head": "disk"}
         },
-        "planned, rest in memory": {"device_map": "auto", "max_memory": {0: limit, "cpu": "100GB"}},
-        "planned, rest on disk": {"device_map": "auto", "max_memory": {0: limit, "cpu": 0}},
+        "planned, rest in memory": {"device_map": "auto", "max_memory": {**rest, main: limit}},
+        "planned, rest on disk": {"device_map": "auto", "max_memory": {"cpu": 0, main: limit}},
     }
     for weights in ("none", "q4_0"):
         expected = load(folder, weights, torch.float32)
@@ -153,14 +155,20 @@ def modules(accelerator):
             found = net(x)
     check("a plain module: the output is where the input was", found.device == x.device)
     check("a plain module: values", torch.allclose(found, expected, atol=1e-3, rtol=1e-3))
-    check("a plain module: its input can be there as well", net(x.to(accelerator)).device.type == "cuda")
+    check("a plain module: its input can be there as well", net(x.to(accelerator)).device == torch.device(accelerator))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--on-cpu", action="store_true", help="try the script itself, with the CPU as the accelerator")
     options = parser.parse_args()
+    if options.on_cpu:
+        with tempfile.TemporaryDirectory() as folder:
+            modules("cpu")
+            compare(folder, make(folder, 12, 256), "cpu")
+        return 1 if FAILED else 0
     if not torch.cuda.is_available():
         print("no CUDA device here: nothing to check (the CPU's part is in tests/)")
         return 0

@@ -27,6 +27,14 @@ def _normal(where: Where) -> Where:
     return CPU if isinstance(where, torch.device) and where.type == CPU else where
 
 
+def _place(where: Where) -> Where:
+    """Give the same for one place, however it is named. A machine has accelerators of one kind."""
+    where = _normal(where)
+    if where in (CPU, DISK) or isinstance(where, int):
+        return where
+    return torch.device(where).index or 0
+
+
 def checked_map(device_map: Mapping[Any, Any]) -> dict[str, Where]:
     """Copy a map. Raises ConfigError when it is not one from names to devices that exist."""
     for name, where in device_map.items():
@@ -74,7 +82,7 @@ class Placement:
         Where there is more than one place, weights are loaded on the CPU one by one and go from there.
         """
         self.asked = dict(device_map)
-        places = {_normal(where) for where in device_map.values()}
+        places = {_place(where) for where in device_map.values()}
         if len(places) == 1 and DISK not in places:
             return dict(device_map)
         return dict.fromkeys(device_map, CPU)
@@ -110,7 +118,7 @@ class Placement:
     @property
     def is_split(self) -> bool:
         """Whether there is more than one place, or one that is no device."""
-        return self.uses_disk or len({_normal(where) for where in self.asked.values()}) > 1
+        return self.uses_disk or len({_place(where) for where in self.asked.values()}) > 1
 
     @property
     def moves(self) -> bool:

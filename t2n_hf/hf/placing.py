@@ -10,7 +10,7 @@ from torch import nn
 from t2n_hf.contract import OffloadState, WeightFormat
 from t2n_hf.errors import FormatError, T2NError
 from t2n_hf.hf.config import T2NConfig
-from t2n_hf.hf.device_map import Placement
+from t2n_hf.hf.device_map import CPU, Placement
 from t2n_hf.hf.disk_sources import StoredParts
 from t2n_hf.hf.needs import Weight, stays_in_memory
 from t2n_hf.hf.packing import ItemPacker, packs_by_item, quantized
@@ -66,6 +66,11 @@ class Placing:
     errors: dict[str, float] = field(default_factory=dict)
     importance: dict[str, torch.Tensor] = field(default_factory=dict)
 
+    @property
+    def compute(self) -> str:
+        """How packed weights compute. The kernels, and the layouts they need, are the CPU's."""
+        return self.config.compute if self.placement.execution_device == CPU else "exact"
+
     def wants(self, name: str) -> bool:
         """Say whether the parameter `name` is to pass through here while it is loaded."""
         choice = self.plan.get(name)
@@ -80,7 +85,7 @@ class Placing:
         name, dtype = names[0], parameter.dtype
         shape = tuple(parameter.shape)
         choice = self.plan.get(name, Choice())
-        compute = choice.compute(self.config.compute)
+        compute = choice.compute(self.compute)
         fast = compute != "exact"
         form = next(filter(None, map(self.form_of, names)), None) if self.packed else None
         if form is not None:
@@ -89,7 +94,7 @@ class Placing:
             parts = shape[0] if rows and (len(shape) > 2 or not fast) else 1
             return Weight(names=names, nbytes=nbytes, parts=parts, spilled=nbytes if fast else 0)
         if choice.format is not None and not self.packed:
-            nbytes = choice.nbytes(shape, self.config.compute) or 0
+            nbytes = choice.nbytes(shape, self.compute) or 0
             rows = choice.format.row_parts({}, shape)
             parts = shape[0] if rows and (len(shape) > 2 or not (fast or choice.transposed)) else 1
             return Weight(names=names, nbytes=nbytes, parts=parts, spilled=nbytes)
@@ -152,7 +157,7 @@ class Placing:
         stored = self._before_rounding(name, value, key)
         value = value if stored is None else stored.read()
         error = SampledError()
-        importance, compute = self.importance.get(name), choice.compute(self.config.compute)
+        importance, compute = self.importance.get(name), choice.compute(self.compute)
         packed = quantized(value, choice, dtype=dtype, name=name, compute=compute, importance=importance, error=error)
         self._note_error(name, error)
         _settle(packed)
@@ -188,7 +193,7 @@ class Placing:
             packer.add(value)
             self.pages.used(value.nbytes)
             del value
-        packed = packer.finish(choice.compute(self.config.compute))
+        packed = packer.finish(choice.compute(self.compute))
         self._note_error(name, error)
         _settle(packed)
         return packed
@@ -314,7 +319,7 @@ class Placing:
         packed: Any = self._kind_of(form.tag).from_offload_state(state, None)
         if packed.shape != wanted.shape:
             raise FormatError(f"{name}: stored with shape {tuple(packed.shape)}, the model has {tuple(wanted.shape)}")
-        compute = self.plan.get(name, Choice()).compute(self.config.compute)
+        compute = self.plan.get(name, Choice()).compute(self.compute)
         read = sum(part.nbytes for part in parts.values()) if compute != "exact" else 0
         if self.placement.on_disk(name):
             offloaded = self._stored_on_disk(name, form, state, wanted, compute)

@@ -117,3 +117,12 @@ def test_a_model_of_an_accelerator_has_its_weights_there_in_memory_and_on_disk()
     with pytest.raises((NotImplementedError, RuntimeError)):  # its values cannot come back from there
         model(torch.ones(2, 64))
     assert seen == [torch.device("meta")]
+
+
+def test_one_accelerator_is_one_place_however_it_is_named():
+    placement = Placement()
+    for device_map in ({"a": 0, "b": "cuda:0", "c": torch.device("cuda")}, {"": 1}):
+        assert placement.take(device_map) == device_map
+        assert not placement.is_split
+    placement.take({"a": 0, "b": "cuda:1"})
+    assert placement.is_split
