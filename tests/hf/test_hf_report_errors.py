@@ -22,9 +22,11 @@ def whole_error(values, packed):
     return np.linalg.norm(found - true) / np.linalg.norm(true)
 
 
-@pytest.mark.parametrize("device_map", [None, {"": "disk"}], ids=["memory", "disk"])
-@pytest.mark.parametrize("name", ["m1", "m4", "m4_qwen3", "m10"])
-@pytest.mark.parametrize("weights", ["q4_0", "q8_1", "ternary", "int8_rows"])
+CASES = [(name, "q4_0", place) for name in ("m1", "m4", "m10") for place in (None, {"": "disk"})]
+CASES += [(name, weights, None) for name in ("m4", "m10") for weights in ("q8_1", "ternary", "int8_rows")]
+
+
+@pytest.mark.parametrize(("name", "weights", "device_map"), CASES, ids=str)
 def test_errors_are_those_of_the_whole_weights(name, weights, device_map, tmp_path):
     source = getattr(models, name)()
     packed = load(source, models.saved(source, tmp_path), T2NConfig(weights), device_map=device_map)
