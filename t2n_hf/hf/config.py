@@ -59,6 +59,10 @@ class T2NConfig(MetalConfig):
     The last six describe a machine and its use: they are never written into a model's config.json. Passed beside an
     already quantized checkpoint they are used, as is `compute`; the others come from the checkpoint.
 
+    Before anything is loaded the device map is planned, and refused (BudgetError) when it cannot fit; the plan is kept
+    as `model.hf_quantizer.placement`. Of pickled checkpoints (`.bin`), which from_pretrained reads with weights_only,
+    what is mapped to "disk" is written to `spill_dir`: only safetensors files are read where they are.
+
     Raises ConfigError for an unknown option or a value out of range, UnknownTagError for a class that is not installed.
     """
 

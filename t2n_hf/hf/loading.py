@@ -72,6 +72,8 @@ def load_checkpoint(
 ) -> "PreTrainedModel":
     """Load a model folder or a repository of the Hub, its weights left on disk unless `device_map` says otherwise.
 
+    Weights have to be in safetensors files; pickled ones (`.bin`) are refused, with what to do.
+
     Args:
         path_or_id: a folder, or an id of the Hub (which is downloaded).
         weights: quantize to this class while loading; None takes the checkpoint as it is.
