@@ -126,7 +126,9 @@ def main(given: Sequence[str] | None = None) -> int:
     for name, measure in work.items():
         print(f"measuring {name} ...", file=sys.stderr)
         start = time.perf_counter()
-        results[name] = measure(setting)
+        found = measure(setting)
+        results = json.loads(store.read_text()) if store.exists() else {}  # another run may have written meanwhile
+        results[name] = found
         results.setdefault("seconds", {})[name] = round(time.perf_counter() - start)
         results["runs"] = setting.runs
         packages = ("t2n-hf", "torch", "transformers", "accelerate")

@@ -134,5 +134,4 @@ def _seven_b(results: dict) -> list[Line]:
     return [
         Line("7 B: `t2n-hf quantize`, peak of the process", found["quantize_peak"] / 1e6, 8000, "MB", goal),
         Line("7 B: loading and 10 tokens, peak of the process", found["generate_peak"] / 1e6, 8000, "MB", goal),
-        Line("7 B: generation", found["tokens_per_s"], 0, "tokens/s"),
     ]
