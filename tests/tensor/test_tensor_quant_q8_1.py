@@ -87,6 +87,7 @@ def test_rows_and_products_never_make_all_of_it_dense():
     torch.testing.assert_close(F.linear(x, weight, dense[:, 0]), F.linear(x, dense, dense[:, 0]))
     many = torch.arange(3000).repeat(2)
     assert torch.equal(F.embedding(many, weight), dense[many])
+    torch.testing.assert_close(x @ weight.T, x @ dense.T)
     assert materialised_counts() == before
 
 

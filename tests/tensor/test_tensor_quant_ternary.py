@@ -101,6 +101,7 @@ def test_rows_and_products_never_make_all_of_it_dense():
     x = noise(3, 256, seed=1)
     torch.testing.assert_close(F.linear(x, weight), F.linear(x, dense))
     assert torch.equal(weight[100], dense[100])
+    torch.testing.assert_close(x @ weight.T, x @ dense.T)
     assert materialised_counts() == before
     assert weight.opaque_nbytes == 3000 * 256 // 32 * 10
 

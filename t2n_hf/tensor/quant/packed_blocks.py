@@ -12,6 +12,7 @@ from t2n_hf.errors import FormatError, QuantizationError, UnsupportedOpError
 from t2n_hf.nnef.dat import Payload, dense_payload
 from t2n_hf.tensor.quant.importance import checked_importance
 from t2n_hf.tensor.quant.packed_rows import PackedRows, row_chunks
+from t2n_hf.tensor.transposed import TransposedTensor
 
 __all__ = ["PackedBlocks", "byte_chunks"]
 
@@ -205,6 +206,9 @@ class PackedBlocks(PackedRows, WeightFormat):
 
     def _dense_rows_at(self, rows: torch.Tensor) -> torch.Tensor:
         return self._values_of(self._blocks.index_select(0, rows)).flatten(-2).to(self._acts_as)
+
+    def _transposed(self) -> TransposedTensor:
+        return TransposedTensor.over(self)
 
     def _item_at(self, index: int) -> Self:
         return self._over(self._blocks[index], self._acts_as, self._item_name(index))
