@@ -6,7 +6,7 @@ layout, once, in place of the blocks and never beside them; canonical blocks com
 """
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import torch
@@ -20,6 +20,7 @@ from t2n_hf.tensor.opaque import overriding_compute
 from t2n_hf.tensor.quant.compressors import U8Compressor
 from t2n_hf.tensor.quant.importance import checked_importance
 from t2n_hf.tensor.quant.kernels import KernelLayout, int4_kernel, int4_kernel_report, required_kernel
+from t2n_hf.tensor.quant.packed_blocks import byte_chunks
 from t2n_hf.tensor.quant.packed_rows import PackedRows, row_chunks
 from t2n_hf.tensor.quant.q4_0_blocks import (
     BLOCK_NBYTES,
@@ -39,7 +40,6 @@ __all__ = ["QTensorTractScaleOnly"]
 
 # How the names that `platform.machine()` gives on ARM begin.
 _ARM: Final = ("arm", "aarch64")
-_PAYLOAD_CHUNK_BYTES: Final = 8 << 20
 
 
 def _demand(shape: Sequence[int], dtype: torch.dtype, name: str) -> None:
@@ -239,13 +239,8 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
     def dat_payload(cls, state: OffloadState, target: InferenceTarget) -> Payload:
         """Say what the `.dat` holds: the canonical blocks as they are."""
         weight = cls.from_offload_state(state)
-        flat = weight._storage.canonical().reshape(-1)
-
-        def chunks() -> Iterator[memoryview]:
-            for start in range(0, flat.numel(), _PAYLOAD_CHUNK_BYTES):
-                yield memoryview(flat[start : start + _PAYLOAD_CHUNK_BYTES].cpu().numpy()).cast("B")  # type: ignore[arg-type]
-
-        return q4_0_payload(tuple(weight.shape), chunks)
+        blocks = weight._storage.canonical()
+        return q4_0_payload(tuple(weight.shape), lambda: byte_chunks(blocks))
 
     # ---- values ---------------------------------------------------------------------------------------------------
 
