@@ -217,6 +217,27 @@ def test_importance_reaches_the_class_by_parameter_name(tmp_path):
         assert all(torch.equal(Halves.given[name], importance[name]) for name in names)
 
 
+@pytest.mark.parametrize("name", ["m1", "m4", "m10"])
+@pytest.mark.parametrize("each_expert", [False, True])
+def test_importance_does_what_it_does_for_from_pretrained(name, each_expert, tmp_path):
+    source = getattr(models, name)()
+    checkpoint = models.saved(source, tmp_path)
+    generator = torch.Generator().manual_seed(5)
+    values = {}
+    for row in quantize_checkpoint(checkpoint, tmp_path / "plain").coverage.rows:
+        if row.quantized:
+            channels = row.shape[-2 if row.module == "Conv1D" else -1]
+            shape = (row.shape[0], channels) if each_expert and len(row.shape) > 2 else (channels,)
+            values[row.name] = torch.rand(shape, generator=generator) ** 4
+    Importance(values).save(tmp_path / "importance.safetensors")
+    quantization = T2NConfig(importance=tmp_path / "importance.safetensors")
+    out, expected = both_ways(source, tmp_path, checkpoint, quantization)
+    assert content(out) == content(expected)
+    assert content(out)["model.safetensors"] != content(tmp_path / "plain")["model.safetensors"]
+    quantize_checkpoint(checkpoint, tmp_path / "given", importance=values)
+    assert content(tmp_path / "given") == content(out)
+
+
 def test_importance_is_found_under_any_name_of_a_tied_table(tmp_path):
     checkpoint = models.saved(models.m1(), tmp_path)
     Halves.given.clear()
