@@ -10,19 +10,23 @@ from accelerate.utils import find_device, send_to_device
 from torch import nn
 
 from t2n_hf.errors import UnsupportedOpError
-from t2n_hf.hf.device_map import CPU, Placement
+from t2n_hf.hf.device_map import CPU, DISK, Placement
 from t2n_hf.tensor.offload import OffloadedTensor
 
 __all__ = ["align_inputs", "hold_in_place", "let_go"]
 
-_HELD: Final = ("to", "cuda", "cpu")
+_HELD: Final = ("to", "cuda", "cpu", "load_adapter")
 _HOOKS: Final = "_t2n_input_hooks"
 
 
 def hold_in_place(model: nn.Module) -> None:
-    """Let `model.to(device)`, `cuda()` and `cpu()` refuse what would part weights on disk from their budget."""
-    for name, method in (("to", _to), ("cuda", _cuda), ("cpu", _cpu)):
-        model.__dict__[name] = MethodType(method, model)
+    """Let `model.to(device)`, `cuda()` and `cpu()` refuse what would part weights on disk from their budget.
+
+    Adapters that transformers loads go to the devices that compute, also those beside weights on disk.
+    """
+    for name, method in (("to", _to), ("cuda", _cuda), ("cpu", _cpu), ("load_adapter", _load_adapter)):
+        if hasattr(type(model), name):
+            model.__dict__[name] = MethodType(method, model)
 
 
 def let_go(model: nn.Module) -> None:
@@ -48,6 +52,17 @@ def _cuda(model: nn.Module, device: Any = None) -> nn.Module:  # noqa: ANN401 - 
 def _cpu(model: nn.Module) -> nn.Module:
     _refuse_move(model, torch.device("cpu"))
     return model
+
+
+def _load_adapter(model: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as transformers has it
+    """Load an adapter as transformers does, which by itself would offload, and lose, what the map has on disk."""
+    told: Any = model.hf_device_map
+    main = next((where for where in told.values() if where not in (DISK, CPU)), CPU)
+    model.hf_device_map = {name: main if where in (DISK, CPU) else where for name, where in told.items()}  # type: ignore[assignment]
+    try:
+        return type(model).load_adapter(model, *args, **kwargs)  # type: ignore[attr-defined]
+    finally:
+        model.hf_device_map = told
 
 
 def _refuse_move(model: nn.Module, device: torch.device) -> None:
