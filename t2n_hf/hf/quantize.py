@@ -287,8 +287,7 @@ class _Run:
         done = total - sum(unit.nbytes for unit in left)
         for number, unit in enumerate(left):
             for following in left[number + 1 : number + 2]:
-                for _, found in following.sources:
-                    found.advise("willneed")
+                following.announce(0)
             growing.begin(unit)
             growing.end(unit, maker.make(unit))
             done += unit.nbytes

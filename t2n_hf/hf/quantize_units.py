@@ -59,6 +59,22 @@ class Unit:
         """Bytes of stored values that are in memory at once."""
         return 0 if self.is_streamed else self.nbytes // (self.items or 1)
 
+    def step(self, item: int) -> tuple[tuple[str, ByteRange], ...]:
+        """Give the sources of one item; all of them when everything is made at once."""
+        if self.items is None:
+            return self.sources
+        if self.converter is None:
+            ((pattern, found),) = self.sources
+            return ((pattern, found.rows(item, item + 1)),)
+        width = len(self.sources) // self.items
+        return self.sources[item * width : (item + 1) * width]
+
+    def announce(self, item: int) -> None:
+        """Let the system read one item ahead, if there is such an item. Of a weight that is passed on, it does that."""
+        if item < (self.items or 1) and not self.is_streamed:
+            for _, found in self.step(item):
+                found.advise("willneed")
+
 
 def units_of(
     model: "PreTrainedModel", keys: KeyMap, stored: CheckpointIndex, weights: Iterable[Weight]

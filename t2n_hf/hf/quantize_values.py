@@ -86,21 +86,19 @@ class UnitMaker:
 
     def _values(self, unit: Unit) -> Iterator[tuple[int | None, dict[str, torch.Tensor]]]:
         """Give (item, values by name): each of the unit's items as (1, ...), or everything at once with item None."""
-        if unit.converter is None:
-            ((_, found),) = unit.sources
-            for item in range(unit.items or 1):
-                part = found if unit.items is None else found.rows(item, item + 1)
-                (value,) = self._read([part])
-                yield (None if unit.items is None else item), {unit.name: self._rounded(value)}
-                del value
-            return
-        width = len(unit.sources) // (unit.items or 1)
+        # Cast before a rule, as the loader does: also when that rounds.
+        dtype = unit.weights[0].dtype if unit.weights[0].form is None else self._dtype
         for item in range(unit.items or 1):
-            sources = unit.sources[item * width : (item + 1) * width]
-            # Cast before the rule, as the loader does: also when that rounds.
-            dtype = next(iter(unit.weights)).dtype if unit.weights[0].form is None else self._dtype
-            values = [value.to(dtype) for value in self._read([found for _, found in sources])]
-            yield (None if unit.items is None else item), convert(unit, sources, values, self._model)
+            unit.announce(item + 1)
+            sources = unit.step(item)
+            values = self._read([found for _, found in sources])
+            if unit.converter is None:
+                made = {unit.name: self._rounded(values.pop())}
+            else:
+                values = [value.to(dtype) for value in values]
+                made = convert(unit, sources, values, self._model)
+            yield (None if unit.items is None else item), made
+            del made
 
     def _rounded(self, value: torch.Tensor) -> torch.Tensor:
         wider = value.is_floating_point() and value.itemsize > self._dtype.itemsize
