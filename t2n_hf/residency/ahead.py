@@ -1,7 +1,6 @@
 """Reading ahead: while a value is used, workers load those that the learned order says come next."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from typing import Final, final
@@ -37,7 +36,7 @@ class Readahead:
         self._loading = loading
         self._workers = workers
         self._window = window
-        self._unused: deque[tuple[Key, int]] = deque()  # with how many values came before each
+        self._unused: list[tuple[Key, int]] = []  # with how many values came before each
         self._advised: set[object] = set()
         self._is_slow = False
         loading.cancel = self.cancel
@@ -46,43 +45,52 @@ class Readahead:
     def plan(self) -> None:
         """Queue what the calling thread will use next, as far as there is room. Lock held."""
         table, between = self._table, 0
+        unused = self._unused_nbytes()
+        if unused >= self._window:
+            return
         for distance, key in enumerate(islice(table.policy.upcoming(), _PLANNED_COUNT)):
             entry = table.entries.get(key)  # type: ignore[call-overload]
             if entry is None:
                 source = table.source_at(key)  # type: ignore[arg-type]
                 if source is None:
                     continue
-                fits = self._fits(source.nbytes, between)
-                if not fits or not self._loading.try_room(source.nbytes, distance):
+                nbytes = source.nbytes
+                if unused + nbytes > self._window and not (unused == 0 and self._suits_large(nbytes, between)):
                     return
-                entry = self._queue(key, source)  # type: ignore[arg-type]
-                self._unused.append((entry.key, distance))
+                if not self._loading.try_room(nbytes, distance):
+                    return
+                entry = self._queue(key, source, distance)  # type: ignore[arg-type]
+                unused += nbytes
             between += entry.nbytes
             if between > _REACH * self._window:
                 return
 
-    def _queue(self, key: Key, source: Source) -> Entry:
+    def _queue(self, key: Key, source: Source, distance: int) -> Entry:
         entry = self._table.enter(key, source)
         self._loading.reserve(entry)
         entry.ahead = True
+        self._unused.append((key, distance))
         self._workers.put(entry, source)
         return entry
 
-    def _fits(self, nbytes: int, between: int) -> bool:
-        # What was skipped is far away again, and shall not keep others from being read.
+    def _unused_nbytes(self) -> int:
+        """Sum up what was read ahead and not used yet. What was skipped is far away again, and no longer counts."""
+        if not self._unused:
+            return 0
         entries, distance = self._table.entries, self._table.policy.distance
-        unused, still = 0, deque[tuple[Key, int]]()
+        nbytes, still = 0, []
         for key, before in self._unused:
             entry = entries.get(key)
             if entry is not None and entry.ahead and distance(key) <= before:
-                unused += entry.nbytes
+                nbytes += entry.nbytes
                 still.append((key, before))
         self._unused = still
-        if unused + nbytes <= self._window:
-            return True
+        return nbytes
+
+    def _suits_large(self, nbytes: int, between: int) -> bool:
         room = self._room
         fits = room.max_bytes is None or room.leased + room.reserved + between + nbytes <= room.max_bytes
-        return fits and not self._unused and room.leased + between <= self._window
+        return fits and room.leased + between <= self._window
 
     def cancel(self) -> bool:
         """Take back what is needed last of what is queued; False when nothing is. Lock held."""

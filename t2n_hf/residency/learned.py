@@ -145,6 +145,8 @@ class LearnedOrder:
     # ---- what comes next ------------------------------------------------------------------------------------------
 
     def _places_of_readers(self) -> list[int]:
+        if len(self._readers) == 1:
+            return [self._place[reader.last] for reader in self._readers.values()]
         # A thread that ended, or waits for its next prompt, must not hold values for a use that may never come.
         stale = self._clock - 2 * len(self._order) - _IDLE_USES
         for thread in [thread for thread, reader in self._readers.items() if reader.seen < stale]:

@@ -103,6 +103,7 @@ def test_a_large_value_that_comes_next_is_read_ahead_though_it_exceeds_the_windo
     for _ in range(3):
         pass_over(pool, weights)
         settled(pool)
+    pass_over(pool, small[:-1])
     pool.evict(large)
     with pool.acquire(small[-1]):
         settled(pool)
