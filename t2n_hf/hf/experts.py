@@ -54,10 +54,9 @@ class ItemwiseConverter(WeightConverter):
         count = self._count()
         if isinstance(place, PlaceWeights) and place.placing.takes_items(layer_name, count):
             shape = tuple(place.placing.model.get_parameter(layer_name).shape)
-            first = self._item(0, layer_name, options)
-            if first is not None and tuple(first.shape) == (1, *shape[1:]):
-                del first
-                values = self._items(count, layer_name, options)
+            first = [self._item(0, layer_name, options)]
+            if first[0] is not None and tuple(first[0].shape) == (1, *shape[1:]):
+                values = self._items(first, count, layer_name, options)
                 placed = place.placing.place_items(layer_name, count, values)
                 self.collected_tensors.clear()
                 return {layer_name: placed}
@@ -71,11 +70,15 @@ class ItemwiseConverter(WeightConverter):
         apart = all(len(group) == count and all(map(callable, group)) for group in groups)
         return count if apart and len(groups) == len(self.source_patterns) else 0
 
-    def _items(self, count: int, name: str, options: dict[str, Any]) -> Iterator[torch.Tensor]:
+    def _items(
+        self, first: list[torch.Tensor | None], count: int, name: str, options: dict[str, Any]
+    ) -> Iterator[torch.Tensor]:
+        """Give each expert, the first one out of `first`; none is kept."""
         for number in range(count):
-            item = self._item(number, name, options)
+            item = first.pop() if first else self._item(number, name, options)
             assert item is not None
             yield item
+            del item
 
     def _item(self, number: int, name: str, options: dict[str, Any]) -> torch.Tensor | None:
         """Apply the rule to one expert: (1, ...); None when something else than the parameter comes out."""
