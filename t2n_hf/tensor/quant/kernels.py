@@ -124,8 +124,8 @@ class TorchInt4Kernel:
         """Repack the quants of blocks, uint8 (rows, K/32, 16), into `out`, uint8 (rows padded with 8, K/2)."""
         count, blocks, _ = quants.shape
         # Eight bytes at a time, as in q4_0_blocks: q[i] and q[i + 16] of a row become q[i] of two rows, and q[i + 16].
-        bytes_ = torch.full((out.shape[0], blocks, BLOCK_VALUES // 2), 0x88, dtype=torch.uint8, device=out.device)
-        bytes_[:count] = quants
+        bytes_ = out.new_empty(out.shape[0], blocks, BLOCK_VALUES // 2)
+        bytes_[:count], bytes_[count:] = quants, 0x88
         first, second = bytes_.view(torch.int64).view(-1, 2, self.width // 2, blocks, 2).unbind(1)
         low = (first & _LOW_NIBBLES).bitwise_or_((second & _LOW_NIBBLES) << 4)
         high = (first >> 4).bitwise_and_(_LOW_NIBBLES).bitwise_or_(second & ~_LOW_NIBBLES)

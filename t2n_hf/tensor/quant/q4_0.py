@@ -164,16 +164,16 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
         """
         _demand(tensor.shape, tensor.dtype, name)
         groups = tensor.shape[-1] // BLOCK_VALUES
-        blocks = torch.empty(*tensor.shape[:-1], groups, BLOCK_NBYTES, dtype=torch.uint8, device=tensor.device)
-        if tensor.device.type != "meta":
-            rows, target = tensor.detach().reshape(-1, tensor.shape[-1]), blocks.view(-1, groups, BLOCK_NBYTES)
-            if importance is not None:
-                importance = checked_importance(importance, rows.shape[1], name)
+        rows = tensor.detach().reshape(-1, tensor.shape[-1])
+        if importance is None and tensor.device.type != "meta":
+            blocks = quantize_rows(rows, name)
+        else:
+            blocks = torch.empty(rows.shape[0], groups, BLOCK_NBYTES, dtype=torch.uint8, device=tensor.device)
+        if importance is not None and tensor.device.type != "meta":
+            importance = checked_importance(importance, rows.shape[1], name)
             for start, stop in row_chunks(*rows.shape):
-                part = rows[start:stop]
-                target[start:stop] = (
-                    quantize_rows(part, name) if importance is None else quantize_weighted_rows(part, importance, name)
-                )
+                blocks[start:stop] = quantize_weighted_rows(rows[start:stop], importance, name)
+        blocks = blocks.view(*tensor.shape[:-1], groups, BLOCK_NBYTES)
         return cls._over(BlockStorage(blocks, blocks.shape[-3]), dtype or tensor.dtype, name=name)
 
     def with_compute(self, compute: str) -> Self:

@@ -44,9 +44,9 @@ def blocks_from_quants(quants: torch.Tensor, scales: torch.Tensor) -> torch.Tens
 def _pack(quants: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
     """Write blocks of `quants`, contiguous and at a multiple of 8 bytes, and `scales` into `out`."""
     # Eight bytes at a time: loops over the sixteen of half a block would be too short to be fast. No quant reaches
-    # into its neighbour when it is shifted, as it is below 16.
+    # into its neighbour when it is multiplied, as it is below 16.
     halves = quants.view(torch.int64).view(*scales.shape, 2, _HALF // 8)
-    packed = (halves[..., 1, :] << 4).bitwise_or_(halves[..., 0, :])
+    packed = torch.add(halves[..., 0, :], halves[..., 1, :], alpha=16)
     pairs = out.view(torch.int16)
     pairs[..., 0] = scales.view(torch.int16)
     pairs[..., 1:] = packed.view(torch.int16)
@@ -102,12 +102,14 @@ def scale_raised(
 def _signed_maximum(values: torch.Tensor) -> torch.Tensor:
     """Give the value of largest magnitude of each block, (..., 32) -> (..., 1), the first one among equals."""
     highest, lowest = values.amax(dim=-1, keepdim=True), values.amin(dim=-1, keepdim=True)
-    largest = torch.where(highest >= -lowest, highest, lowest)
+    depth = -lowest
+    largest = torch.maximum(highest, depth).copysign_(highest + lowest)
     # Few blocks hold both a value and its negative; to look for the first of them in every block would be slow.
-    both = (highest == -lowest).squeeze(-1)
-    if bool(both.any()):
-        undecided = values[both]
-        largest[both] = undecided.gather(-1, undecided.abs().argmax(dim=-1, keepdim=True))
+    both = (highest == depth).view(-1).nonzero().squeeze(-1)
+    if both.numel():
+        undecided = values.reshape(-1, BLOCK_VALUES).index_select(0, both)
+        first = undecided.gather(-1, undecided.abs().argmax(dim=-1, keepdim=True))
+        largest.view(-1, 1).index_copy_(0, both, first)
     return largest
 
 
@@ -117,7 +119,8 @@ def largest_of_blocks(values: torch.Tensor, name: str = "") -> torch.Tensor:
     Raises QuantizationError, naming `name`, for NaN, infinity, or a value beyond 8 * 65504, which no f16 scale reaches.
     """
     largest = _signed_maximum(values)
-    if not bool(torch.isfinite((largest / -8).to(torch.float16)).all()):
+    # As f16 numbers, so many that f32 cannot hold their sum do not fit into memory: it is finite when all of them are.
+    if not bool(torch.isfinite((largest / -8).to(torch.float16).float().sum())):
         raise _refusal(values, name)
     return largest
 
@@ -146,7 +149,7 @@ def _quantize_values(values: torch.Tensor, out: torch.Tensor, name: str) -> None
     values = values.unflatten(-1, (-1, BLOCK_VALUES))
     scales = (largest_of_blocks(values, name) / -8).to(torch.float16)
     stored = scales.float()
-    inverse = torch.where(stored == 0, stored, 1.0 / stored)
+    inverse = (1.0 / stored).masked_fill_(stored == 0, 0.0)
     # A quotient is within -13..13 even where a subnormal scale was rounded, so a signed byte holds it; torch makes
     # those of floats ten times as fast as unsigned ones.
     quants = values.mul_(inverse).add_(8.5).to(torch.int8).clamp_(0, 15).view(torch.uint8)
