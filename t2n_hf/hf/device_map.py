@@ -67,13 +67,15 @@ class Placement:
     """The device map that the user meant: with "disk", and with tied weights in one place.
 
     A map may come twice: the user's own (a dict), and the one that "auto" was resolved to. `limits` are bytes by
-    device, `main` is what computes offloaded weights when it is not the first accelerator.
+    device, `main` is what computes offloaded weights when it is not the first accelerator, `stays` a module whose
+    weights and buffers are in memory whatever the map says ("": none is known).
     """
 
     def __init__(self) -> None:
         self.asked: dict[str, Where] = {}
         self.limits: dict[Where, int] = {}
         self.main: Where | None = None
+        self.stays = ""
         self._groups: Mapping[str, tuple[str, ...]] = {}
 
     def take(self, device_map: Mapping[str, Where]) -> dict[str, Any]:
@@ -146,13 +148,16 @@ class Placement:
     def true_map(self) -> dict[str, Any]:
         """Give the map with "disk" in it, modules that are tied to a weight in memory set right.
 
-        What is on disk comes last: transformers' pipelines send inputs to the first place of a map.
+        What is on disk comes last: transformers' pipelines send inputs to the first place of a map. So a module that
+        stays in memory anyway is named when all is mapped to disk.
         """
         result = dict(self.asked)
         for name in self._groups:
             said = self._said(name)
             if said is not None and said != self.where(name):
                 result[name.rpartition(".")[0]] = self.where(name)
+        if self.stays and set(result.values()) == {DISK}:
+            result[self.stays] = self.execution_device
         return dict(sorted(result.items(), key=lambda entry: entry[1] == DISK))
 
     def _said(self, name: str) -> Where | None:

@@ -11,7 +11,7 @@ from t2n_hf.hf.device_map import CPU, DISK, Placement, Where
 from t2n_hf.hf.hooks import window_of
 from t2n_hf.hf.infer import largest_need, window_beside
 from t2n_hf.hf.machine import device_named, free_disk_nbytes, memory_nbytes, reachable_memory_nbytes
-from t2n_hf.hf.needs import AtOnce, ModelNeeds
+from t2n_hf.hf.needs import AtOnce, Item, ModelNeeds
 from t2n_hf.store.spill import Spill
 
 __all__ = ["DeviceRow", "PlacementReport", "preflight"]
@@ -113,6 +113,7 @@ def preflight(
     small, and when the machine has less memory than what stays takes; StorageError when the disk has no room for what
     is to be written to it, or nothing can be written in the folder.
     """
+    placement.stays = next((i.path for i in needs.items if _stays_whole(i, needs)), "")
     where = {w.name: placement.where(w.name) for w in needs.weights}
     offloaded = {w.name for w in needs.weights if not w.kept and _is_offloaded(placement, where[w.name])}
     rows = _rows(needs, placement, offloaded, max_resident_bytes)
@@ -133,6 +134,12 @@ def preflight(
     if report.spilled:
         Spill(spill_dir).close()
     return report
+
+
+def _stays_whole(item: Item, needs: ModelNeeds) -> bool:
+    if not item.path or not all(weight.kept for weight in item.weights):
+        return False
+    return not any(other.path.startswith(f"{item.path}.") for other in needs.items)
 
 
 def _is_offloaded(placement: Placement, where: Where) -> bool:

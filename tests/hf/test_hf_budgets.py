@@ -208,12 +208,13 @@ def test_the_report_is_a_table_of_what_was_planned(tmp_path):
     assert "are read from the checkpoint where they are" in text
 
 
-def test_pipelines_take_a_model_of_which_something_is_in_memory(tmp_path):
+def test_pipelines_take_a_model_that_is_on_disk(tmp_path):
     source = models.m2()
     folder = models.saved(source, tmp_path)
-    model = load(source, folder, T2NConfig("none"), device_map={"": "disk", "model.norm": "cpu"})
-    pipe = TextGenerationPipeline(model=model, tokenizer=None)
-    assert pipe.device == torch.device("cpu")
+    for device_map in ({"": "disk", "model.norm": "cpu"}, {"": "disk"}):
+        model = load(source, folder, T2NConfig("none"), device_map=device_map)
+        pipe = TextGenerationPipeline(model=model, tokenizer=None)
+        assert pipe.device == torch.device("cpu")
     planned = load(source, folder, T2NConfig("none"), device_map="auto", max_memory={"cpu": 200_000})
     assert next(iter(planned.hf_device_map.values())) == "cpu"
 
