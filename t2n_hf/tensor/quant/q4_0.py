@@ -19,7 +19,7 @@ from t2n_hf.nnef.dat import Payload, q4_0_payload
 from t2n_hf.tensor.opaque import overriding_compute
 from t2n_hf.tensor.quant.compressors import U8Compressor
 from t2n_hf.tensor.quant.importance import checked_importance
-from t2n_hf.tensor.quant.kernels import KernelLayout, int4_kernel, int4_kernel_report, required_kernel
+from t2n_hf.tensor.quant.kernels import Int4Kernel, KernelLayout, int4_kernel, int4_kernel_report, required_kernel
 from t2n_hf.tensor.quant.packed_blocks import byte_chunks
 from t2n_hf.tensor.quant.packed_rows import PackedRows, row_chunks
 from t2n_hf.tensor.quant.q4_0_blocks import (
@@ -325,22 +325,21 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
 
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         # Decoding runs this once for each matrix and token: what is looked up here shows in tokens per second.
-        layout = self._fast_layout()
-        if layout is not None and x.dtype is self._acts_as:
-            shape, columns = x.shape, self._sizes[-1]
-            if shape[-1] == columns and shape.numel() <= self._most_rows() * columns:
-                result = self._fast_product(x if len(shape) == 2 else x.reshape(-1, columns), layout)
-                if bias is not None:
-                    result = result + bias
-                return result if len(shape) == 2 else result.view(*shape[:-1], self._sizes[-2])
+        mode = overriding_compute() or self._compute
+        if mode != "exact" and x.dtype is self._acts_as:
+            layout, shape, columns = self._storage.kernel_layout(), x.shape, self._sizes[-1]
+            if layout is not None and shape[-1] == columns:
+                kernel, count = required_kernel(), shape.numel() // columns
+                if count == 1 or count <= kernel.product_rows(mode == "compiled"):
+                    result = self._fast_product(kernel, x if len(shape) == 2 else x.reshape(count, columns), layout)
+                    if bias is not None:
+                        result = result + bias
+                    return result if len(shape) == 2 else result.view(*shape[:-1], self._sizes[-2])
         return super()._linear(x, bias)
 
-    def _most_rows(self) -> int:
-        return required_kernel().product_rows(self._mode() == "compiled")
-
-    def _fast_product(self, x: torch.Tensor, layout: KernelLayout) -> torch.Tensor:
+    def _fast_product(self, kernel: Int4Kernel, x: torch.Tensor, layout: KernelLayout) -> torch.Tensor:
         dtype, rows = self._acts_as, self._sizes[-2]
-        result = required_kernel().matmul(x if dtype is torch.bfloat16 else x.to(torch.bfloat16), layout)
+        result = kernel.matmul(x if dtype is torch.bfloat16 else x.to(torch.bfloat16), layout)
         if result.shape[1] != rows:
             result = result[:, :rows]
         return result if dtype is torch.bfloat16 else result.to(dtype)
