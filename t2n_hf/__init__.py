@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from t2n_hf.hf.dispatch import dispatch_model, load_checkpoint_and_dispatch
     from t2n_hf.hf.importance import Importance
     from t2n_hf.hf.outlook import plan_placement
-    from t2n_hf.hf.quantize import quantize_checkpoint
+    from t2n_hf.hf.quantize.checkpoint import quantize_checkpoint
     from t2n_hf.hub import pull_nnef_from_hub, push_nnef_to_hub
     from t2n_hf.tract.model import TractModelForCausalLM
 
@@ -48,7 +48,7 @@ _LATER: Final = {
     "plan_placement": "t2n_hf.hf.outlook",
     "pull_nnef_from_hub": "t2n_hf.hub",
     "push_nnef_to_hub": "t2n_hf.hub",
-    "quantize_checkpoint": "t2n_hf.hf.quantize",
+    "quantize_checkpoint": "t2n_hf.hf.quantize.checkpoint",
 }
 
 

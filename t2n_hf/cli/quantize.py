@@ -9,7 +9,7 @@ import typer
 from tqdm import tqdm
 
 from t2n_hf.cli.options import parse_bytes, print_json, progress_bar, quiet_unless_watched
-from t2n_hf.hf.quantize import quantize_checkpoint
+from t2n_hf.hf.quantize.checkpoint import quantize_checkpoint
 
 __all__ = ["quantize"]
 

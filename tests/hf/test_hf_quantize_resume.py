@@ -15,7 +15,7 @@ from quantize_cases import content
 from t2n_hf import quantize_checkpoint
 from t2n_hf.atomic import partial_path
 from t2n_hf.errors import CheckpointNotFoundError, StorageError
-from t2n_hf.hf import quantize_work
+from t2n_hf.hf.quantize import work
 from t2n_hf.hf.loading import check_checkpoint
 from t2n_hf.store.checkpoint import CheckpointIndex
 from t2n_hf.store.shard import ShardFile
@@ -194,7 +194,7 @@ def test_a_run_that_is_stopped_while_names_become_final_is_gone_on_with(
         replace(source, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(quantize_work.os, "replace", stop)
+        patched.setattr(work.os, "replace", stop)
         with pytest.raises(KeyboardInterrupt):
             quantize_checkpoint(checkpoint, tmp_path / "out", **SHARDS)
     assert not (tmp_path / "out").exists()
@@ -289,8 +289,8 @@ def test_a_disk_that_fills_up_is_said_in_bytes_and_gone_on_with(checkpoint, undi
 
 
 def test_a_disk_that_is_too_small_is_noticed_before_anything_is_written(checkpoint, tmp_path, monkeypatch):
-    usage = quantize_work.shutil.disk_usage(tmp_path)._replace(free=300_000)
-    monkeypatch.setattr(quantize_work.shutil, "disk_usage", lambda folder: usage)
+    usage = work.shutil.disk_usage(tmp_path)._replace(free=300_000)
+    monkeypatch.setattr(work.shutil, "disk_usage", lambda folder: usage)
     made = Counted()
     with pytest.raises(StorageError, match=r"300\.0 kB \(300,000 bytes\) free, and 1\.3 MB .* are needed"):
         quantize_checkpoint(checkpoint, tmp_path / "out", **SHARDS, on_progress=made)

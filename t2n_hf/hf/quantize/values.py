@@ -11,8 +11,8 @@ from t2n_hf.contract import OffloadState
 from t2n_hf.dtypes import dtype_named
 from t2n_hf.errors import FormatError
 from t2n_hf.hf.packing import quantized
-from t2n_hf.hf.quantize_units import Unit, convert
-from t2n_hf.hf.quantize_weights import Weight, spec_of
+from t2n_hf.hf.quantize.units import Unit, convert
+from t2n_hf.hf.quantize.weights import Weight, spec_of
 from t2n_hf.hf.sampled_error import SampledError
 from t2n_hf.hf.stored import StoredForm, key_of_part
 from t2n_hf.store.checkpoint import ByteRange

@@ -10,7 +10,7 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Transp
 
 from t2n_hf.errors import FormatError
 from t2n_hf.hf.key_map import KeyMap
-from t2n_hf.hf.quantize_weights import Weight, meta_tensor
+from t2n_hf.hf.quantize.weights import Weight, meta_tensor
 from t2n_hf.store.checkpoint import ByteRange, CheckpointIndex
 
 if TYPE_CHECKING:

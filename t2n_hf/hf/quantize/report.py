@@ -8,7 +8,7 @@ from typing import Any
 
 from t2n_hf.contract import Tag
 from t2n_hf.dtypes import dtype_of
-from t2n_hf.hf.quantize_plan import OutputPlan
+from t2n_hf.hf.quantize.plan import OutputPlan
 from t2n_hf.hf.report import CoverageReport, WeightRow
 
 __all__ = ["QuantizeReport", "rows_of", "stored_nbytes"]

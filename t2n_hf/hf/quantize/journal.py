@@ -26,7 +26,7 @@ _SCHEMA_VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One unit that was written: CRC-32 by tensor key, and what its weights became (see `quantize_values.Made`)."""
+    """One unit that was written: CRC-32 by tensor key, and what its weights became (see `values.Made`)."""
 
     unit: str
     checksums: Mapping[str, int]

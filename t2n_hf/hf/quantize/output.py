@@ -14,7 +14,7 @@ from t2n_hf.atomic import check_replaceable
 from t2n_hf.errors import OutputExistsError
 from t2n_hf.hf.companions import carry_companions, companions_of
 from t2n_hf.hf.config import QUANT_METHOD, T2NConfig
-from t2n_hf.hf.quantize_plan import OutputPlan
+from t2n_hf.hf.quantize.plan import OutputPlan
 from t2n_hf.hf.saving import disown, write_note
 from t2n_hf.hf.stored import StoredForm, StoredForms
 from t2n_hf.store.checkpoint import CheckpointIndex

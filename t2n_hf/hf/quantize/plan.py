@@ -14,8 +14,8 @@ from t2n_hf.errors import ConfigError
 from t2n_hf.hf.config import T2NConfig
 from t2n_hf.hf.key_map import KeyMap, map_keys
 from t2n_hf.hf.plan import make_plan
-from t2n_hf.hf.quantize_units import Unit, units_of
-from t2n_hf.hf.quantize_weights import Weight, meta_tensor, weights_to_write
+from t2n_hf.hf.quantize.units import Unit, units_of
+from t2n_hf.hf.quantize.weights import Weight, meta_tensor, weights_to_write
 from t2n_hf.store.checkpoint import ByteRange, CheckpointIndex
 from t2n_hf.store.shard import ShardLayout
 

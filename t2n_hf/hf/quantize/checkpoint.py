@@ -1,7 +1,7 @@
 """quantize_checkpoint: a checkpoint of plain weights becomes one of packed weights, one weight at a time.
 
 The model is never built: it is loaded on meta, which tells what the loader makes of each stored tensor, and values are
-then read, quantized and written in turn (`quantize_plan`, `quantize_values`, `quantize_work`).
+then read, quantized and written in turn (`plan`, `values`, `work`).
 """
 
 import shutil
@@ -23,12 +23,12 @@ from t2n_hf.hf.companions import fetch_companions
 from t2n_hf.hf.config import NOT_QUANTIZED, T2NConfig
 from t2n_hf.hf.importance import importance_for
 from t2n_hf.hf.loading import load_checkpoint
-from t2n_hf.hf.quantize_journal import fingerprint
-from t2n_hf.hf.quantize_output import check_target, write_side_files
-from t2n_hf.hf.quantize_plan import OutputPlan, make_output_plan
-from t2n_hf.hf.quantize_report import QuantizeReport, rows_of, stored_nbytes
-from t2n_hf.hf.quantize_values import UnitMaker
-from t2n_hf.hf.quantize_work import GrowingFolder, disk_needed, empty
+from t2n_hf.hf.quantize.journal import fingerprint
+from t2n_hf.hf.quantize.output import check_target, write_side_files
+from t2n_hf.hf.quantize.plan import OutputPlan, make_output_plan
+from t2n_hf.hf.quantize.report import QuantizeReport, rows_of, stored_nbytes
+from t2n_hf.hf.quantize.values import UnitMaker
+from t2n_hf.hf.quantize.work import GrowingFolder, disk_needed, empty
 from t2n_hf.hf.quantizer import COVERAGE_THRESHOLD
 from t2n_hf.store.checkpoint import CheckpointIndex
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from t2n_hf.errors import StorageError
-from t2n_hf.hf.quantize_journal import Entry, Journal
-from t2n_hf.hf.quantize_plan import OutputPlan
-from t2n_hf.hf.quantize_units import Unit
-from t2n_hf.hf.quantize_values import Made
+from t2n_hf.hf.quantize.journal import Entry, Journal
+from t2n_hf.hf.quantize.plan import OutputPlan
+from t2n_hf.hf.quantize.units import Unit
+from t2n_hf.hf.quantize.values import Made
 from t2n_hf.store.shard import ShardFile
 
 __all__ = ["GrowingFolder", "disk_needed", "empty", "format_nbytes"]
