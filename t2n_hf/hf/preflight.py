@@ -232,6 +232,12 @@ def _refuse(report: PlacementReport, needs: ModelNeeds, placement: Placement, ma
                 f"({row.resident}{_beside(row.cache)}{what}). The least that works with this map is {least}; give "
                 'that, map more to "disk", or quantize'
             )
+    limit = _limit_of(placement, CPU) if report.waiting else None
+    if limit is not None and report.waiting > limit:
+        raise BudgetError(
+            f"max_memory gives {CPU} {limit} bytes, fewer than what waits there for {placement.execution_device} "
+            f'({report.waiting}); give that, or map more to "disk"'
+        )
     if report.private > reachable_memory_nbytes():
         raise BudgetError(
             f"what stays in memory takes {report.private} bytes, this machine has {reachable_memory_nbytes()}; map "

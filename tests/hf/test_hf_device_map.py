@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from t2n_hf import T2NConfig
+from t2n_hf.errors import BudgetError
 from t2n_hf.hf.device_map import Placement
 from t2n_hf.hf.dispatch import carry_out
 from t2n_hf.hf.hooks import leases_of
@@ -94,7 +95,8 @@ def test_a_model_of_an_accelerator_has_its_weights_there_in_memory_and_on_disk()
     load = ModuleLoad(model=model, config=T2NConfig(weights="q4_0"), placement=Placement())
     load.placement.take({"": "meta", "layers.1": "cpu", "layers.2": "disk"})
     load.placement.limits = {"meta": 30_000, "cpu": 1 << 30}
-    report = preflight(load.needs(), load.placement)
+    needs = load.needs()
+    report = preflight(needs, load.placement)
     carry_out(load, report, skip_keys="aside", force_hooks=False)
     first, second, third, last = model.layers
     assert first.weight.device == last.weight.device == model.scale.device == torch.device("meta")
@@ -109,6 +111,9 @@ def test_a_model_of_an_accelerator_has_its_weights_there_in_memory_and_on_disk()
     # The last layer stays float, as transformers leaves it; then vectors and the buffer.
     assert row.resident == packed + 64 * 64 * 4 + 4 * 64 * 4 + 64 * 4
     assert row.budget == 30_000 - row.resident
+    load.placement.limits = {"cpu": packed - 1}
+    with pytest.raises(BudgetError, match=f"fewer than what waits there for meta .{packed}."):
+        preflight(needs, load.placement)
     out = model(torch.ones(2, 64, device="meta"), aside=torch.ones(1))
     assert out["x"].device == torch.device("meta")
     assert out["aside"].device == torch.device("cpu")
