@@ -15,8 +15,8 @@ from quantize_cases import content
 from t2n_hf import quantize_checkpoint
 from t2n_hf.atomic import partial_path
 from t2n_hf.errors import CheckpointNotFoundError, StorageError
-from t2n_hf.hf.quantize import work
 from t2n_hf.hf.loading import check_checkpoint
+from t2n_hf.hf.quantize import work
 from t2n_hf.store.checkpoint import CheckpointIndex
 from t2n_hf.store.shard import ShardFile
 
