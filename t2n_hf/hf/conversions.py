@@ -9,7 +9,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter, Weig
 from t2n_hf.errors import UnsupportedOpError
 from t2n_hf.hf.placing import Placing
 
-__all__ = ["PlaceWeights", "RebuildWeights", "is_ours", "with_parts"]
+__all__ = ["AsItIs", "PlaceWeights", "RebuildWeights", "is_ours", "with_parts"]
 
 
 @final
@@ -39,6 +39,23 @@ class PlaceWeights(ConversionOps):
             placed[name] = self.placing.place(name, value[0] if isinstance(value, list) else value, key)
             del value
         return placed
+
+
+@final
+class AsItIs(ConversionOps):
+    """Does nothing: a rule needs an operation."""
+
+    def convert(
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **_: object
+    ) -> dict[str, Any]:
+        """Give the one tensor under the name of the target."""
+        (value,) = input_dict.values()
+        return {target_patterns[0]: value[0] if isinstance(value, list) else value}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """The same."""
+        return self
 
 
 @final
@@ -122,7 +139,7 @@ def with_parts(
 
 
 def is_ours(rule: WeightTransform) -> bool:
-    """Say whether a rule comes from `with_parts`."""
+    """Say whether a rule is of this package, and no part of what the model's own rules do to names and weights."""
     if isinstance(rule, (_HideParts, _ShowParts)):
         return True
-    return any(isinstance(operation, RebuildWeights) for operation in getattr(rule, "operations", ()))
+    return any(isinstance(operation, RebuildWeights | AsItIs) for operation in getattr(rule, "operations", ()))

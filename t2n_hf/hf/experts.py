@@ -1,14 +1,14 @@
 """Fused experts: the loader's rule is applied to one expert at a time, so that no stack of floats is ever made."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, final
 
 import torch
 from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose, WeightConverter, WeightTransform
 
-from t2n_hf.hf.conversions import PlaceWeights
+from t2n_hf.hf.conversions import AsItIs, PlaceWeights
 
-__all__ = ["ItemwiseConverter", "is_by_item", "itemwise"]
+__all__ = ["FusedConverter", "ItemwiseConverter", "fused_rules", "is_by_item", "itemwise"]
 
 
 def is_by_item(operation: Any) -> bool:  # noqa: ANN401 - a ConversionOps
@@ -32,6 +32,41 @@ def itemwise(rule: WeightTransform) -> WeightTransform:
     result = ItemwiseConverter(sources, targets, rule.operations, rule.force_cpu)
     result.scope_prefix, result.base_model_prefix = rule.scope_prefix, rule.base_model_prefix
     return result
+
+
+def fused_rules(names: Iterable[str]) -> list[WeightTransform]:
+    """Give rules for the parameters `names`, stacks of experts that a checkpoint may have fused already."""
+    ends = sorted({".".join(name.split(".")[-2:]) for name in names})
+    return [FusedConverter(end, end, [AsItIs()]) for end in ends]
+
+
+@final
+class FusedConverter(WeightConverter):
+    """A rule that changes nothing, but that experts are read from the file one at a time, as they are stored.
+
+    Without it the loader would cast all of them at once.
+    """
+
+    __slots__ = ()
+
+    def convert(
+        self,
+        layer_name: str,
+        model: Any = None,  # noqa: ANN401 - as transformers calls it
+        config: Any = None,  # noqa: ANN401
+        hf_quantizer: Any = None,  # noqa: ANN401
+        loading_info: Any = None,  # noqa: ANN401
+    ) -> dict[str, Any]:
+        """Make the parameter `layer_name`."""
+        place = self.quantization_operation
+        found = place.placing.stored_items(layer_name) if isinstance(place, PlaceWeights) else None
+        if isinstance(place, PlaceWeights) and found is not None:
+            self.collected_tensors.clear()
+            return {layer_name: place.placing.place_items(layer_name, *found)}
+        converted: dict[str, Any] = super().convert(
+            layer_name, model=model, config=config, hf_quantizer=hf_quantizer, loading_info=loading_info
+        )
+        return converted
 
 
 @final

@@ -171,6 +171,21 @@ class Placing:
         shape = tuple(self.model.get_parameter(name).shape)
         return count == shape[0] and packs_by_item(self.plan[name], shape)
 
+    def stacks(self) -> list[str]:
+        """Name the parameters that `place_items` takes, if their matrices can be had one at a time."""
+        shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
+        return [name for name, shape in shapes.items() if len(shape) > 2 and self.takes_items(name, shape[0])]
+
+    def stored_items(self, name: str) -> tuple[int, Iterator[torch.Tensor]] | None:
+        """Give the matrices of parameter `name`, each as it is stored; None when they are not stored as one tensor."""
+        shape = tuple(self.model.get_parameter(name).shape)
+        found = None if self.sources is None else self.sources.single(name)
+        if self.sources is None or found is None or found.shape != shape or not self.takes_items(name, shape[0]):
+            return None
+        if not self.sources.torch_dtype(found).is_floating_point:
+            return None
+        return shape[0], (found.rows(item, item + 1).read() for item in range(shape[0]))
+
     def place_items(self, name: str, count: int, values: Iterable[torch.Tensor]) -> torch.Tensor:
         """Quantize a stack of matrices that come one at a time, each (1, ...), and put it where `name` lives.
 

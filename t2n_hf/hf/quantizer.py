@@ -22,7 +22,7 @@ from t2n_hf.hf.cache_size import cache_nbytes_of
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
 from t2n_hf.hf.conversions import PlaceWeights, RebuildWeights, is_ours, with_parts
 from t2n_hf.hf.device_map import Placement, checked_map
-from t2n_hf.hf.experts import itemwise
+from t2n_hf.hf.experts import fused_rules, itemwise
 from t2n_hf.hf.hooks import attach_pools, offloaded_parameters
 from t2n_hf.hf.importance import importance_for
 from t2n_hf.hf.infer import infer_map
@@ -215,7 +215,8 @@ class T2NQuantizer(HfQuantizer):
     def update_weight_conversions(self, weight_conversions: Any, model: "PreTrainedModel") -> Any:  # noqa: ANN401
         """Add the rules that rebuild packed weights to those of the model; experts are quantized one at a time."""
         if not self.pre_quantized:
-            return [itemwise(rule) for rule in weight_conversions]
+            fused = [] if self._placing is None else fused_rules(self._placing.stacks())
+            return [*map(itemwise, weight_conversions), *fused]
         rebuilding = self.get_weight_conversions()
         if not rebuilding:
             return weight_conversions
