@@ -109,6 +109,8 @@ class ModuleLeases:
         self._release_lost()
         for pool in self.pools.values():
             pool.close()
+        for module in model.modules():
+            module.__dict__.pop(_NESTED, None)
         if getattr(model, _ATTRIBUTE, None) is self:
             object.__delattr__(model, _ATTRIBUTE)
 

@@ -17,6 +17,7 @@ from t2n_hf.hf.hooks import attach_pools, leases_of, offloaded_parameters, resid
 from t2n_hf.hf.materialize import materialize
 from t2n_hf.store.checkpoint import CheckpointFile
 from t2n_hf.tensor.offload import OffloadedTensor
+from t2n_hf.tensor.stored import StoredSource
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -153,6 +154,7 @@ def test_what_a_module_calls_while_it_runs_counts_to_what_it_needs_at_once():
     assert leases.pool.peak_bytes <= 512
     assert leases.pool.lease_count == 0
     leases.detach(model)
+    assert not [name for module in model.modules() for name in vars(module) if "t2n" in name]
 
 
 class Reader(nn.Module):
@@ -255,6 +257,23 @@ def test_half_of_the_budget_reads_little_more_than_the_other_half_of_the_model(t
             assert sum(nbytes) <= 0.55 * offloaded_nbytes
         monkeypatch.undo()
         leases_of(model).detach(model)
+
+
+def test_a_third_of_thirty_equal_layers_gives_nine_hits_in_each_pass(monkeypatch):
+    model = chain(30)
+    leases = attach_pools(model, {CPU: 10 * 256})
+    reads = []
+    load = StoredSource.load
+    monkeypatch.setattr(StoredSource, "load", lambda self, device: (reads.append(self.name), load(self, device))[1])
+    with torch.no_grad():
+        model(torch.ones(1, 8))
+        for _ in range(6):
+            reads.clear()
+            model(torch.ones(1, 8))
+            leases.pool.flush()
+            assert len(reads) <= 21
+    assert leases.pool.peak_bytes <= 10 * 256
+    leases.detach(model)
 
 
 def test_a_file_that_fails_in_the_background_is_reported_with_its_tensor_and_read_again_later(tmp_path):
