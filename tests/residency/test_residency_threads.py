@@ -251,10 +251,13 @@ def test_a_value_that_cannot_make_room_does_not_stay_claimed():
     pool.close()
 
 
+@pytest.mark.parametrize("options", [{}, {"strict": True, "readahead_nbytes": 8}], ids=["soft", "strict"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_whatever_threads_do_the_books_are_right_in_the_end(strategy, seed):
-    pool = TensorResidencyPool(max_cached_bytes=40, max_workers=2, strategy=strategy)
+def test_whatever_threads_do_the_books_are_right_in_the_end(strategy, seed, options):
+    if strategy is ResidencyStrategy.FIXED and options:
+        pytest.skip("FIXED cannot be strict")
+    pool = TensorResidencyPool(max_cached_bytes=40, max_workers=2, strategy=strategy, **options)
     stored = [WritableSource(f"w{i}", torch.zeros(2)) for i in range(8)]
     flaky = [CountingSource(f"f{i}", 8, fill=i) for i in range(4)]
     added = [0] * 8
