@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose, WeightConverter
+from transformers.core_model_loading import WeightConverter
 
 from t2n_hf.errors import FormatError
+from t2n_hf.hf.experts import is_by_item
 from t2n_hf.hf.key_map import KeyMap
 from t2n_hf.hf.quantize.weights import Weight, meta_tensor
 from t2n_hf.store.checkpoint import ByteRange, CheckpointIndex
@@ -152,18 +153,7 @@ def _by_item(unit: Unit) -> Unit:
     groups: dict[str, list[ByteRange]] = {}
     for pattern, found in unit.sources:
         groups.setdefault(pattern, []).append(found)
-    if any(len(group) != count for group in groups.values()) or not all(map(_is_by_item, unit.converter.operations)):
+    if any(len(group) != count for group in groups.values()) or not all(map(is_by_item, unit.converter.operations)):
         return unit
     sources = tuple((pattern, group[item]) for item in range(count) for pattern, group in groups.items())
     return replace(unit, items=count, sources=sources)
-
-
-def _is_by_item(operation: Any) -> bool:  # noqa: ANN401 - a ConversionOps
-    """Whether a rule of the loader does to each index of the first axis the same, without the others."""
-    if type(operation) is MergeModulelist:
-        return bool(operation.dim == 0)
-    if type(operation) is Concatenate:
-        return operation.dim not in (0, -3) and operation.num_shards_attribute is None
-    if type(operation) is Transpose:
-        return not operation.check_dims and {operation.dim0, operation.dim1} <= {1, 2, -1, -2}
-    return False
