@@ -123,7 +123,7 @@ def offload(setting: Setting) -> Results:
         results["same tokens"] = first["bf16"][0]["ids"] == first["accelerate"][0]["ids"]
         for name, cold in (("warm", "no"), ("cold", "run"), ("cold, each token", "each")):
             answers = in_turn(sides, setting.runs, "generate", tokens=setting.run_tokens, cold=cold)
-            fields = ("tokens_per_s", "asked_per_token", "disk_per_token")
+            fields = ("tokens_per_s", "cpu_per_token", "asked_per_token", "disk_per_token")
             results[name] = {side: middle(rows, *fields) for side, rows in answers.items()}
         results["memory"] = {name: side.ask("memory") for name, side in sides.items()}
     return results

@@ -80,12 +80,13 @@ class Worker:
 
         options = {"stopping_criteria": [drop]} if cold == "each" else {}
         asked, disk = memory.bytes_read()
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         out = self.model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, **options)
-        seconds = time.perf_counter() - start - paused
+        seconds, cpu = time.perf_counter() - start - paused, time.process_time() - cpu
         asked, disk = (now - then for now, then in zip(memory.bytes_read(), (asked, disk), strict=True))
         return {
             "tokens_per_s": (out.shape[1] - PROMPT) / seconds,
+            "cpu_per_token": cpu / tokens,
             "asked_per_token": asked / tokens,
             "disk_per_token": disk / tokens,
             "ids": out[0].tolist(),
