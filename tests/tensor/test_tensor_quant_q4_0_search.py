@@ -24,7 +24,7 @@ def errors(values: np.ndarray, found: np.ndarray, importance: np.ndarray) -> np.
     """The weighted squared error of each block (rows, K/32), by the definition, in f64."""
     values, found = values.astype(np.float64), found.astype(np.float64)
     square = (values**2).mean(axis=1, keepdims=True)
-    weighted = importance * np.sqrt(square + values**2) * (found - values) ** 2
+    weighted = (importance + importance.mean()) * np.sqrt(square + values**2) * (found - values) ** 2
     return weighted.reshape(len(values), -1, 32).sum(axis=2)
 
 
@@ -40,7 +40,8 @@ def least_errors(values: torch.Tensor, importance: torch.Tensor) -> np.ndarray:
     near = np.isfinite(ALL_SCALES) & (np.abs(ALL_SCALES) < reach) & (np.abs(ALL_SCALES) > 0.01 * reach)
     scales = ALL_SCALES[near].astype(np.float64)
     square = (array**2).mean(axis=1, keepdims=True)
-    weights = (importance.numpy().astype(np.float64) * np.sqrt(square + array**2)).reshape(-1, 32)
+    matters = importance.numpy().astype(np.float64)
+    weights = ((matters + matters.mean()) * np.sqrt(square + array**2)).reshape(-1, 32)
     least = []
     for block, weight in zip(array.reshape(-1, 32), weights, strict=True):
         nearest = np.clip(np.round(block / scales[:, None]), -8, 7) * scales[:, None]
@@ -81,21 +82,17 @@ def test_what_holds_the_most_is_kept_best():
     values, importance = matrix(200), torch.full((64,), 1e-3)
     importance[7] = 1000.0
     error = (dequantize_blocks(quantize_weighted_rows(values, importance), torch.float32) - values)[:, 7].norm()
-    assert error < 0.8 * (dequantize_blocks(quantize_rows(values), torch.float32) - values)[:, 7].norm()
+    assert error < 0.9 * (dequantize_blocks(quantize_rows(values), torch.float32) - values)[:, 7].norm()
 
 
-def test_blocks_without_importance_follow_the_plain_rule():
-    values = matrix()
-    assert torch.equal(quantize_weighted_rows(values, torch.zeros(64)), quantize_rows(values))
-    half = torch.cat([torch.zeros(32), importance_of(32)])
-    assert torch.equal(quantize_weighted_rows(values, half)[:, 0], quantize_rows(values)[:, 0])
+def test_without_importance_the_plain_rule_holds():
+    assert torch.equal(quantize_weighted_rows(matrix(), torch.zeros(64)), quantize_rows(matrix()))
 
 
-def test_only_the_proportions_within_a_block_count():
+@pytest.mark.parametrize("factor", [2.0**-100, 0.5, 2.0**100], ids=str)
+def test_only_the_proportions_of_importance_count(factor):
     values, importance = matrix(), importance_of()
-    expected = quantize_weighted_rows(values, importance)
-    factors = torch.tensor([2.0**-20, 2.0**40]).repeat_interleave(32)
-    assert torch.equal(quantize_weighted_rows(values, importance * factors), expected)
+    assert torch.equal(quantize_weighted_rows(values, importance * factor), quantize_weighted_rows(values, importance))
 
 
 def test_rows_do_not_depend_on_their_neighbours():

@@ -2,8 +2,9 @@
 
 The scale that `quantize_rows` takes spends the whole range on the largest value. Here several are tried, each is
 replaced by the one that fits its quants best (weighted least squares), and the one with the smallest weighted error is
-kept. The weight of a value v of input channel k, in a row of mean square s, is `importance[k] * sqrt(s + v^2)`:
-errors in large values move a product most, and importance says how large what they are multiplied by is.
+kept. The weight of a value v of input channel k, in a row of mean square s, is `(importance[k] + m) * sqrt(s + v^2)`,
+where m is the mean importance of all channels: measured on few texts, and blind to what inputs of different channels
+have in common, importance is believed by half.
 """
 
 from typing import Final
@@ -20,15 +21,16 @@ TRIED: Final = (8.0, 7.2, 7.6, 8.4, 8.8, 6.8)
 # Values that are worked on at once: five buffers of them stay in a core's cache.
 _SCRATCH_VALUES: Final = 1 << 16
 _LARGEST_SCALE: Final = 65504.0
+_TINY: Final = 1e-30
 
 
 def quantize_weighted_rows(rows: torch.Tensor, importance: torch.Tensor, name: str = "") -> torch.Tensor:
     """Quantize `rows`, any float (N, K), K % 32 == 0: blocks, uint8 (N, K/32, 18).
 
-    `importance` is f32 (K,), finite, 0 or more; only its proportions within 32 channels count. Where it is 0 for all
-    of them, and wherever nothing that is tried has a smaller weighted error, a block has the scale of `quantize_rows`.
-    Quants are those nearest under the scale as it is stored, f16. The same input gives the same blocks, however many
-    rows are given at once. `rows` is not modified.
+    `importance` is f32 (K,), finite, 0 or more; only its proportions count. Where nothing that is tried has a smaller
+    weighted error, and for all blocks when all of it is 0, a block has the scale of `quantize_rows`. Quants are those
+    nearest under the scale as it is stored, f16. The same input gives the same blocks, however many rows are given at
+    once. `rows` is not modified.
 
     Raises QuantizationError, naming `name`, for what `quantize_rows` refuses.
     """
@@ -43,23 +45,23 @@ def quantize_weighted_rows(rows: torch.Tensor, importance: torch.Tensor, name: s
 
 
 def _relative(importance: torch.Tensor) -> torch.Tensor:
-    """Give importance relative to the largest of its block, (32, K/32); 0 where that is 0."""
-    by_block = importance.reshape(-1, BLOCK_VALUES).t()
-    largest = by_block.amax(dim=0)
-    return torch.where(largest > 0, by_block / largest, 0).contiguous()
+    """Give importance and its mean, relative to the largest of the block, (K/32, 32); 0 when all of it is 0."""
+    share = importance / importance.amax().clamp_min(torch.finfo(torch.float32).tiny)
+    by_block = (share + share.mean()).reshape(-1, BLOCK_VALUES)
+    largest = by_block.amax(dim=-1, keepdim=True)
+    return torch.where(largest > 0, by_block / largest, 0)
 
 
 def _quantized(rows: torch.Tensor, importance: torch.Tensor, name: str) -> torch.Tensor:
     """Quantize `rows`, f32 (N, K): uint8 (N, K/32, 18)."""
-    blocks = rows.unflatten(-1, (-1, BLOCK_VALUES))
-    largest = largest_of_blocks(blocks, name).squeeze(-1)
+    values = rows.unflatten(-1, (-1, BLOCK_VALUES))
+    largest = largest_of_blocks(values, name)
     safe = torch.where(largest == 0, 1.0, largest)
-    # Values of a block lie along the first axis, 32 rows of as many columns as there are blocks: sums over them are
-    # then sums of rows. They are taken relative to the largest value, which makes what is tried the same for all.
-    unit = blocks.movedim(-1, 0) / safe
-    power = (rows / rows.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30)).square().mean(dim=-1, keepdim=True)
-    reach = (largest.abs() / rows.abs().amax(dim=-1, keepdim=True).clamp_min(1e-30)).square()
-    weights = (unit.square().mul_(reach).add_(power)).sqrt_().mul_(importance.unsqueeze(1))
+    # Relative to the largest value of the block, what is tried is the same for all blocks.
+    unit = values / safe
+    top = rows.abs().amax(dim=-1, keepdim=True).clamp_min(_TINY)
+    power = (rows / top).square_().mean(dim=-1).view(-1, 1, 1)
+    weights = unit.square().mul_((largest / top.unsqueeze(-1)).square_()).add_(power).sqrt_().mul_(importance)
     scales = _best_scales(unit, weights)
     plain = (largest / -8).to(torch.float16)
     found = (scales * largest).clamp_(-_LARGEST_SCALE, _LARGEST_SCALE).to(torch.float16)
@@ -67,19 +69,19 @@ def _quantized(rows: torch.Tensor, importance: torch.Tensor, name: str) -> torch
     stored = chosen.float()
     inverse = torch.where(stored == 0, 0.0, safe / stored)
     quants = unit.mul_(inverse).add_(8.5).clamp_(0, 15).to(torch.uint8)
-    return blocks_from_quants(quants.movedim(0, -1).flatten(-2), chosen)
+    return blocks_from_quants(quants.flatten(-2), chosen.squeeze(-1))
 
 
 def _best_scales(unit: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Give the scale of least weighted error, relative to the largest value, among those that fit what is tried."""
     weighted = weights * unit
-    best = torch.zeros_like(unit[0])
+    best = torch.zeros_like(unit[..., :1])
     scales = torch.full_like(best, -1 / 8)
     quants, product = torch.empty_like(unit), torch.empty_like(unit)
     for tried in TRIED:
         torch.mul(unit, -tried, out=quants).round_().clamp_(-8, 7)
-        fit = torch.mul(quants, weighted, out=product).sum(dim=0)
-        size = torch.mul(quants, quants, out=product).mul_(weights).sum(dim=0)
+        fit = torch.mul(quants, weighted, out=product).sum(dim=-1, keepdim=True)
+        size = torch.mul(quants, quants, out=product).mul_(weights).sum(dim=-1, keepdim=True)
         # The error of the fitted scale, fit / size, is what there was less fit^2 / size.
         gain = torch.where(size > 0, fit.square() / size, 0)
         better = gain > best
@@ -97,5 +99,5 @@ def _nearer(
         relative = scales.float() / safe
         inverse = torch.where(relative == 0, 0.0, 1 / relative)
         nearest = torch.mul(unit, inverse).add_(0.5).floor_().clamp_(-8, 7).mul_(relative)
-        errors.append(nearest.sub_(unit).square_().mul_(weights).sum(dim=0))
+        errors.append(nearest.sub_(unit).square_().mul_(weights).sum(dim=-1, keepdim=True))
     return torch.where(errors[1] < errors[0], found, plain)
