@@ -310,7 +310,7 @@ def test_another_scheme_is_refused(group_size, n_bits):
         QTensorTractScaleOnly(floats, QScalePerGroupF16.fitted(floats, group_size, n_bits))
 
 
-def test_compute_is_one_of_two_words():
+def test_compute_is_one_of_the_words_there_are():
     weight = QTensorTractScaleOnly.quantize(noise(32, 32))
     assert weight.compute == "exact"
     assert weight.with_compute("fast").compute == "fast"
