@@ -69,7 +69,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 def _shape_only(func: Any) -> Callable[..., torch.Tensor]:
     def made(tensor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        stand_in = torch.empty(1, dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+        stand_in = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
         return func(stand_in, *args, **kwargs)
 
     return made

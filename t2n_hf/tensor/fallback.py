@@ -58,6 +58,8 @@ class ReadOnlyView(torch.Tensor):
                 "or on disk: the write would be lost; work on a copy (`.clone()`), and put the result back with "
                 "`w[index] = ...` where the class takes it, or as a new parameter"
             )
+        if func is torch.Tensor.__format__:  # torch formats numbers of its own class alone
+            return format(args[0].as_subclass(torch.Tensor), *args[1:])
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         sources = {_storage_of(leaf): leaf._source for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls)}

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from t2n_hf.tensor.wrapper import opaque_to_final_tensor
 
-__all__ = ["RowReader", "embedding_of_rows", "item_of_rows"]
+__all__ = ["RowReader", "embedding_of_rows", "item_of_rows", "whole_number"]
 
 # Gives the rows at ascending indices, or None when the whole tensor should be used instead.
 RowReader = Callable[[Sequence[int]], torch.Tensor | None]
@@ -31,7 +31,8 @@ def embedding_of_rows(indices: torch.Tensor, count: int, read: RowReader) -> tor
     return None if rows is None else F.embedding(places.to(rows.device), rows)
 
 
-def _whole_number(head: Any) -> Any:  # noqa: ANN401 - any index
+def whole_number(head: Any) -> Any:  # noqa: ANN401 - any index
+    """Give an index that is one whole number as an int, a bool as None, anything else as it is."""
     is_number = isinstance(head, torch.Tensor) and head.ndim == 0
     if is_number and not head.is_floating_point() and head.dtype is not torch.bool:
         return int(head)
@@ -45,7 +46,7 @@ def item_of_rows(index: Any, count: int, read: RowReader) -> torch.Tensor | None
     needed, or when rows cannot be read. Of a packed tensor the rows are packed, and give what the class gives.
     """
     head, rest = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
-    head = _whole_number(head)
+    head = whole_number(head)
     if isinstance(head, int) and -count <= head < count:
         rows = read([head % count])
         return None if rows is None else rows[(0, *rest) if rest else 0]

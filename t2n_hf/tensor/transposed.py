@@ -14,6 +14,7 @@ from typing_extensions import Self
 from t2n_hf.contract import OffloadState, SupportsOffloadState
 from t2n_hf.errors import FormatError, UnknownTagError, UnsupportedOpError
 from t2n_hf.registry import class_of_tag
+from t2n_hf.tensor.rows import whole_number
 from t2n_hf.tensor.wrapper import OpaqueTensor
 
 __all__ = ["TransposedTensor"]
@@ -96,8 +97,10 @@ class TransposedTensor(OpaqueTensor, SupportsOffloadState):
         return self.inner
 
     def _get_item(self, index: Any) -> torch.Tensor:  # noqa: ANN401 - whatever indexing takes
-        if self.ndim > 2 and isinstance(item := self.inner[index], OpaqueTensor) and item.ndim == self.ndim - 1:
-            return self.over(item)
+        if self.ndim > 2 and isinstance(whole_number(index), int):
+            item = self.inner[index]
+            if isinstance(item, OpaqueTensor):
+                return self.over(item)
         return super()._get_item(index)
 
     def with_compute(self, compute: str) -> Self:

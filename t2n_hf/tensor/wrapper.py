@@ -21,6 +21,7 @@ from t2n_hf.tensor.aten_rules import ATEN_RULES, gives_view, written_arguments
 from t2n_hf.tensor.autograd import linear_through
 from t2n_hf.tensor.fallback import ReadOnlyView, materialise
 from t2n_hf.tensor.flatten import FlattenContext
+from t2n_hf.tensor.memory_rules import MEMORY_RULES
 from t2n_hf.tensor.trace_op import is_traced, traced_values
 
 __all__ = ["OpaqueTensor", "opaque_to_final_tensor"]
@@ -71,17 +72,6 @@ def _get_item(tensor: Any, index: Any) -> Any:
     return result if copied else tensor._read_only(result)
 
 
-def _values(method: Callable[..., Any]) -> Callable[..., Any]:
-    def rule(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return (
-            method(materialise(tensor, method.__name__), *args, **kwargs)
-            if isinstance(tensor, OpaqueTensor)
-            else NotImplemented
-        )
-
-    return rule
-
-
 def _turned(tensor: Any, *axes: int) -> Any:
     """Run `t`, `T`, `mT` and `transpose` where they swap the last two axes."""
     if not isinstance(tensor, OpaqueTensor) or _records_gradients(tensor) or tensor.ndim < 2:
@@ -101,13 +91,6 @@ def _set_item(tensor: Any, index: Any, value: Any) -> Any:
     return tensor._set_item(index, value)
 
 
-def _share_memory(tensor: Any) -> Any:
-    """Move the parts to shared memory: the tensor itself has none, and torch would follow a null pointer."""
-    for part in tensor._parts().values():
-        part.share_memory_()
-    return tensor
-
-
 def _normal_tensors() -> AbstractContextManager[Any]:
     """Make no inference tensors here: torch refuses one as a view or alias of a tensor that is none."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
@@ -121,14 +104,11 @@ class OpaqueTensor(torch.Tensor):
     """
 
     RULES: ClassVar[Mapping[Any, Callable[..., Any]]] = {
+        **MEMORY_RULES,
         F.linear: _linear,
         F.embedding: _embedding,
         torch.Tensor.__getitem__: _get_item,
         torch.Tensor.__setitem__: _set_item,
-        torch.Tensor.tolist: _values(torch.Tensor.tolist),
-        torch.Tensor.numpy: _values(torch.Tensor.numpy),
-        torch.Tensor.__array__: _values(torch.Tensor.__array__),
-        torch.Tensor.share_memory_: _share_memory,
         torch.Tensor.t: _turned_matrix,
         torch.t: _turned_matrix,
         torch.Tensor.T.__get__: _turned_matrix,  # type: ignore[attr-defined]
