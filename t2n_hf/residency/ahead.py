@@ -1,6 +1,5 @@
 """Reading ahead: while a value is used, workers load those that the learned order says come next."""
 
-import time
 from collections.abc import Callable
 from itertools import islice
 from typing import Final, final
@@ -13,7 +12,6 @@ from t2n_hf.residency.workers import Workers
 
 __all__ = ["Readahead"]
 
-_SLOW_BYTES_PER_S: Final = 2e9  # the page cache is faster
 _ADVISED_NBYTES: Final = 64 << 20
 _ADVISED_COUNT: Final = 16
 _PLANNED_COUNT: Final = 32
@@ -28,22 +26,29 @@ class Readahead:
     Room is made before a value is queued, and only by evicting what is needed later than it: so the budget is held, and
     hardly anything is read twice. Nor is it read much earlier than it has to. A value that is larger than the window is
     read ahead when what is used before it is smaller than the window: its room has to be made in any case.
+
+    With `only_slow` nothing is read ahead from the page cache: that is copying, which the thread that uses the bytes
+    does faster itself, into the memory that it used last.
     """
 
-    def __init__(self, table: ResidentTable, loading: Loading, workers: Workers, window: int) -> None:
+    def __init__(
+        self, table: ResidentTable, loading: Loading, workers: Workers, window: int, only_slow: bool = False
+    ) -> None:
         self._table = table
         self._room = table.room
         self._loading = loading
         self._workers = workers
         self._window = window
+        self._only_slow = only_slow
         self._unused: list[tuple[Key, int]] = []  # with how many values came before each
         self._advised: set[object] = set()
-        self._is_slow = False
         loading.cancel = self.cancel
         workers.load = self.load
 
     def plan(self) -> None:
         """Queue what the calling thread will use next, as far as there is room. Lock held."""
+        if self._only_slow and not self._loading.pace.is_slow:
+            return
         table, between = self._table, 0
         unused = self._unused_nbytes()
         if unused >= self._window:
@@ -103,12 +108,9 @@ class Readahead:
 
     def load(self, entry: Entry, source: Source) -> None:
         """Load what was queued (for a worker), telling the system first what will be read after it."""
-        if entry.ahead and self._is_slow:
+        if entry.ahead and self._loading.pace.is_slow:
             self._advise_after(entry)
-        start, reading = time.monotonic(), entry.ahead and entry.state is LoadState.QUEUED
         self._loading.load_queued(entry, source)
-        if reading:
-            self._is_slow = entry.nbytes < _SLOW_BYTES_PER_S * (time.monotonic() - start)
 
     def _advise_after(self, entry: Entry) -> None:
         with self._room.lock:

@@ -1,8 +1,9 @@
 """How values come into a pool: room is made, they are read outside the lock, and failures are forgotten."""
 
+import time
 from collections.abc import Callable
 from threading import current_thread
-from typing import final
+from typing import Final, final
 
 import torch
 
@@ -12,7 +13,10 @@ from t2n_hf.residency.room import Patience
 from t2n_hf.residency.source import Source, version_of
 from t2n_hf.residency.table import ResidentTable, stamp_of
 
-__all__ = ["Loading"]
+__all__ = ["Loading", "Pace"]
+
+SLOW_BYTES_PER_S: Final = 1.5e9
+_MEMORY: Final = 0.9
 
 
 def _read(source: Source, device: torch.device) -> torch.Tensor:
@@ -22,6 +26,24 @@ def _read(source: Source, device: torch.device) -> torch.Tensor:
         if isinstance(error, T2NError):
             raise
         raise StorageError(f"{source.key}: cannot be read: {error}") from error
+
+
+@final
+class Pace:
+    """How fast values were read lately: from the page cache, or from something slower."""
+
+    def __init__(self) -> None:
+        self._nbytes = self._seconds = 0.0
+
+    def note(self, nbytes: int, seconds: float) -> None:
+        """Count one read; older ones count less and less."""
+        self._nbytes = _MEMORY * self._nbytes + nbytes
+        self._seconds = _MEMORY * self._seconds + seconds
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a thread spends its time waiting for the bytes, and not copying them."""
+        return self._nbytes < SLOW_BYTES_PER_S * self._seconds
 
 
 @final
@@ -35,6 +57,7 @@ class Loading:
     def __init__(self, table: ResidentTable) -> None:
         self._table = table
         self._room = table.room
+        self.pace = Pace()
         self.cancel: Callable[[], bool] = lambda: False
 
     def begin(self, entry: Entry, source: Source) -> None:
@@ -87,7 +110,9 @@ class Loading:
             found = self._table.handed(entry.key, entry.version)
             room.busy += 1
         try:
+            start = time.monotonic()
             value = _read(source, entry.key[1]) if found is None else found.result()
+            seconds = time.monotonic() - start
         except BaseException as error:
             with room.lock:
                 room.busy -= 1
@@ -98,6 +123,8 @@ class Loading:
             self._unreserve(entry)
             # Only now does a source surely know what its value takes.
             nbytes = source.nbytes
+            if found is None:
+                self.pace.note(nbytes, seconds)
             if entry.leases:
                 room.leased += nbytes - entry.nbytes
             entry.value, entry.nbytes, entry.state, entry.stamp = value, nbytes, LoadState.READY, stamp_of(value)

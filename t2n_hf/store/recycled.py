@@ -9,6 +9,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections import deque
 from typing import Final
 
 import numpy as np
@@ -27,7 +28,7 @@ class _FreeMaps:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._maps: dict[int, list[mmap.mmap]] = {}
+        self._maps: dict[int, deque[tuple[int, mmap.mmap]]] = {}  # with the thread that gave it, latest last
         self._nbytes = 0
 
     def take(self, nbytes: int) -> mmap.mmap | None:
@@ -36,7 +37,9 @@ class _FreeMaps:
             if not maps:
                 return None
             self._nbytes -= nbytes
-            return maps.pop()
+            # What this thread gave last is in its caches. What another one gave is in the caches of another core, which
+            # makes writing to it several times slower: the longer ago, the better.
+            return maps.pop()[1] if maps[-1][0] == threading.get_ident() else maps.popleft()[1]
 
     def give(self, memory: mmap.mmap) -> None:
         # Called when a value dies, perhaps by the garbage collector in the middle of `take`: it must not wait. A
@@ -48,7 +51,7 @@ class _FreeMaps:
             while self._nbytes + nbytes > _KEPT_NBYTES and self._drop_another(nbytes):
                 pass
             if self._nbytes + nbytes <= _KEPT_NBYTES:
-                self._maps.setdefault(nbytes, []).append(memory)
+                self._maps.setdefault(nbytes, deque()).append((threading.get_ident(), memory))
                 self._nbytes += nbytes
         finally:
             self._lock.release()
@@ -66,7 +69,7 @@ class _FreeMaps:
         size = next((size for size, maps in self._maps.items() if maps and size != nbytes), None)
         if size is None:
             return False
-        self._maps[size].pop()
+        self._maps[size].popleft()
         self._nbytes -= size
         return True
 

@@ -9,7 +9,7 @@ import torch
 from residency_sources import CountingSource, run_threads, sources, use
 
 from t2n_hf.errors import ConfigError, StorageError
-from t2n_hf.residency import ResidencyStrategy, TensorResidencyPool, ahead
+from t2n_hf.residency import ResidencyStrategy, TensorResidencyPool, loading
 
 LEARNED = ResidencyStrategy.LEARNED
 
@@ -208,7 +208,7 @@ class AdvisedSource(CountingSource):
 
 
 def test_slow_files_are_told_what_is_needed_after_what_is_read_now(monkeypatch):
-    monkeypatch.setattr(ahead, "_SLOW_BYTES_PER_S", 1e15)
+    monkeypatch.setattr(loading, "SLOW_BYTES_PER_S", 1e15)
     weights = [AdvisedSource(f"w{i}", 4, fill=i) for i in range(12)]
     pool = reading(12, 4)
     for _ in range(3):
@@ -218,6 +218,21 @@ def test_slow_files_are_told_what_is_needed_after_what_is_read_now(monkeypatch):
     assert sum(source.advised for source in weights) > 8
     # Once for each time that it is read.
     assert all(source.advised <= source.reads for source in weights)
+    pool.close()
+
+
+@pytest.mark.parametrize(("limit", "is_read"), [(1e15, True), (0, False)], ids=["slow", "fast"])
+def test_what_is_read_fast_need_not_be_read_ahead(limit, is_read, monkeypatch):
+    monkeypatch.setattr(loading, "SLOW_BYTES_PER_S", limit)
+    pool = reading(12, 4, readahead_always=False)
+    weights = sources(5)
+    for _ in range(2):
+        pass_over(pool, weights)
+        settled(pool)
+    missing = next(source for source in weights[1:] if not pool.is_resident(source))
+    with pool.acquire(weights[weights.index(missing) - 1]):
+        settled(pool)
+        assert pool.is_resident(missing) is is_read
     pool.close()
 
 
