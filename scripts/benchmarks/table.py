@@ -48,7 +48,7 @@ class Line:
     def text(self) -> str:
         """The line as Markdown; a missed goal is said to be missed."""
         unit = f" {self.unit}" if self.unit else ""
-        other, ratio = (f"{_number(self.other)}{unit}", f"{self.ours / self.other:.3g}") if self.other else ("", "")
+        other, ratio = (f"{_number(self.other)}{unit}", f"{self.ours / self.other:.4g}") if self.other else ("", "")
         goal = "" if self.goal is None else f"{self.goal.sign} {self.goal.number:g}x"
         missed = ": **missed**" if self.missed else ""
         return f"| {self.what} | {_number(self.ours)}{unit} | {other} | {ratio} | {goal}{missed} |"
