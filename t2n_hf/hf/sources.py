@@ -86,7 +86,7 @@ class MappedPages:
     to others, who may have written to them, and are left alone. Does nothing where the system has no such call.
     """
 
-    def __init__(self, files: Iterable[str | Path], every_nbytes: int = 32 << 20) -> None:
+    def __init__(self, files: Iterable[str | Path], every_nbytes: int = 16 << 20) -> None:
         self._files = {os.path.realpath(file) for file in files}
         self._others = {start for start, _ in self._mappings()}
         self._every_nbytes = every_nbytes
