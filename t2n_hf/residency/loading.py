@@ -16,6 +16,7 @@ from t2n_hf.residency.table import ResidentTable, stamp_of
 __all__ = ["Loading", "Pace"]
 
 SLOW_BYTES_PER_S: Final = 1.5e9
+TELLING_NBYTES: Final = 64 << 10
 _MEMORY: Final = 0.9
 
 
@@ -36,7 +37,9 @@ class Pace:
         self._nbytes = self._seconds = 0.0
 
     def note(self, nbytes: int, seconds: float) -> None:
-        """Count one read; older ones count less and less."""
+        """Count one read, unless it is too small to tell; older ones count less and less."""
+        if nbytes < TELLING_NBYTES:
+            return
         self._nbytes = _MEMORY * self._nbytes + nbytes
         self._seconds = _MEMORY * self._seconds + seconds
 

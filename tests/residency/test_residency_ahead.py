@@ -209,6 +209,7 @@ class AdvisedSource(CountingSource):
 
 def test_slow_files_are_told_what_is_needed_after_what_is_read_now(monkeypatch):
     monkeypatch.setattr(loading, "SLOW_BYTES_PER_S", 1e15)
+    monkeypatch.setattr(loading, "TELLING_NBYTES", 0)
     weights = [AdvisedSource(f"w{i}", 4, fill=i) for i in range(12)]
     pool = reading(12, 4)
     for _ in range(3):
@@ -224,6 +225,7 @@ def test_slow_files_are_told_what_is_needed_after_what_is_read_now(monkeypatch):
 @pytest.mark.parametrize(("limit", "is_read"), [(1e15, True), (0, False)], ids=["slow", "fast"])
 def test_what_is_read_fast_need_not_be_read_ahead(limit, is_read, monkeypatch):
     monkeypatch.setattr(loading, "SLOW_BYTES_PER_S", limit)
+    monkeypatch.setattr(loading, "TELLING_NBYTES", 0)
     pool = reading(12, 4, readahead_always=False)
     weights = sources(5)
     for _ in range(2):
