@@ -214,8 +214,8 @@ class OffloadedTensor(SourceTensor):
 
     def _set_data(self, value: torch.Tensor) -> None:
         if not isinstance(value, OffloadedTensor):
+            self.update_values(value, strict_shape=False, strict_dtype=False)
             if value.device != self._target:
                 self._become(self._source, value.device)
-            self.update_values(value, strict_shape=False, strict_dtype=False)
         elif value._source is not self._source or value._target != self._target:
             self._become(value._source.fork(pool=self.pool), value._target)

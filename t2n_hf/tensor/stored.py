@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import torch
 
 from t2n_hf.contract import SupportsOffloadState
-from t2n_hf.errors import InPlaceError, StorageError, UnsupportedOpError
+from t2n_hf.errors import FormatError, InPlaceError, StorageError, UnsupportedOpError
 from t2n_hf.store.memory import aligned_buffer
 from t2n_hf.store.spill import SpillRange, shared_spill
 from t2n_hf.tensor.contents import Content, MemoryContent, SpillContent
@@ -31,11 +31,11 @@ _NUMBERS: Final = itertools.count()
 def spilled(value: torch.Tensor, folder: str | Path | None, name: str) -> SpillContent:
     """Put `value`, plain or of a class with an offload state, into the spill of `folder`.
 
-    Raises UnsupportedOpError for an opaque class without a state, StorageError, naming folder and tensor, when nothing
-    can be written there.
+    Raises UnsupportedOpError for an opaque class without a state, FormatError for a plain tensor that has no values or
+    is not dense, StorageError, naming folder and tensor, when nothing can be written there.
     """
     if not isinstance(value, OpaqueTensor):
-        return SpillContent(_put(value.detach().as_subclass(torch.Tensor), folder, name), None)
+        return SpillContent(_put(_plain(value, name), folder, name), None)
     if not isinstance(value, SupportsOffloadState):
         raise UnsupportedOpError(
             f"{name}: a {type(value).__name__} has no offload state and cannot be offloaded; "
@@ -43,6 +43,16 @@ def spilled(value: torch.Tensor, folder: str | Path | None, name: str) -> SpillC
         )
     _pack(value)
     return SpillContent(_put(value.to_private_state(), folder, name), type(value))
+
+
+def _plain(value: torch.Tensor, name: str) -> torch.Tensor:
+    if value.is_meta or value.layout is not torch.strided or value.is_quantized:
+        raise FormatError(
+            f"{name or 'the tensor'} is {value.dtype}, {value.layout}, on {value.device}; only a dense tensor with "
+            "values can be offloaded"
+        )
+    # A view that conjugates or negates holds other bytes than its values.
+    return value.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
 
 
 def _put(value: Any, folder: str | Path | None, name: str) -> SpillRange:  # noqa: ANN401 - a tensor or a state

@@ -114,7 +114,7 @@ class PackedBlocks(PackedRows, WeightFormat):
         if tensor.device.type != "meta":
             rows, target = tensor.detach().reshape(-1, columns), blocks.view(-1, groups, cls.BLOCK_NBYTES)
             for start, stop in row_chunks(*rows.shape):
-                values = rows[start:stop].to(torch.float32).unflatten(-1, (groups, -1))
+                values = rows[start:stop].to(torch.float32).contiguous().unflatten(-1, (groups, -1))
                 target[start:stop] = cls._checked_blocks_of(values, importance, name)
         return cls._over(blocks, dtype or tensor.dtype, name)
 

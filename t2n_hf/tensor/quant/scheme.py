@@ -53,6 +53,11 @@ class QScalePerGroupF16(QScheme):
             raise ConfigError(f"group_size={group_size}; expected at least 1")
         self.group_size = group_size
         self.scale = scale.to(torch.float16).reshape(-1, 1)
+        if not scale.is_meta and not torch.isfinite(self.scale).all():
+            raise QuantizationError(
+                "a scale is NaN, infinite or beyond 65504, the largest of f16: the values are, or they are too large; "
+                "rescale them, or leave them unquantized"
+            )
         self.n_bits = n_bits
 
     @classmethod
@@ -80,6 +85,11 @@ class QScalePerGroupF16(QScheme):
             )
         scale = self.scale.to(device=groups.device, dtype=torch.float32)
         inverse = torch.where(scale == 0, scale, 1.0 / scale)
+        if not groups.is_meta and not torch.isfinite(groups).all():
+            raise QuantizationError(
+                f"{int((~torch.isfinite(groups)).sum())} of {groups.numel()} values are NaN or infinite and cannot be "
+                "quantized"
+            )
         shifted = (groups * inverse).add_((2**self.n_bits + 1) / 2)
         return shifted.clamp_(0, 2**self.n_bits - 1).to(torch.uint8).reshape(fp_tensor.shape)
 
