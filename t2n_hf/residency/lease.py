@@ -1,14 +1,14 @@
 """A scoped claim on a value that a pool holds."""
 
 from types import TracebackType
-from typing import final
+from typing import Any, final
 
 import torch
 
 from t2n_hf.errors import ConfigError, ResidencyError
 from t2n_hf.residency.entry import Claim
 from t2n_hf.residency.serving import ServingPool
-from t2n_hf.residency.source import Source
+from t2n_hf.residency.source import Device, Source, device_of, source_of
 
 __all__ = ["MODES", "TensorResidencyLease"]
 
@@ -27,13 +27,14 @@ class TensorResidencyLease:
 
     __slots__ = ("_claim", "device", "mode", "pool", "source")
 
-    def __init__(self, pool: ServingPool, source: Source, device: torch.device, mode: str) -> None:
+    def __init__(self, pool: ServingPool, source: Any, device: Device | None, mode: str) -> None:  # noqa: ANN401
+        device, source = device_of(source, device), source_of(source)
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r}; expected one of {', '.join(MODES)}")
         if mode == "read_write" and not hasattr(source, "store"):
             raise ResidencyError(f"{source.key}: mode='read_write', but its source is read-only (it has no store())")
         self.pool = pool
-        self.source = source
+        self.source: Source = source
         self.device = device
         self.mode = mode
         self._claim: Claim | None = None

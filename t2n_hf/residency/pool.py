@@ -49,8 +49,7 @@ class TensorResidencyPool:
 
     With `readahead_nbytes` every lease that is opened has the workers load what the learned order says comes next, at
     most so many bytes that nobody has used yet, within the limit, and never at the expense of what is needed sooner. It
-    needs LEARNED, and begins with the second pass. Unless `readahead_always`, it is done while reads are slower than
-    1.5 GB/s: those from the page cache are copies, which the thread that uses the bytes makes faster itself.
+    needs LEARNED, and begins with the second pass.
 
     Every method may be called from any thread. Values are loaded outside the lock; threads that ask for a value that is
     being loaded wait for it; a load that fails is forgotten, so that the next access reads again. Where a source is
@@ -66,7 +65,6 @@ class TensorResidencyPool:
         *,
         strict: bool = False,
         readahead_nbytes: int = 0,
-        readahead_always: bool = True,
     ) -> None:
         if max_cached_bytes is not None and max_cached_bytes < 0:
             raise ConfigError(f"max_cached_bytes must be >= 0 or None, got {max_cached_bytes}")
@@ -79,7 +77,6 @@ class TensorResidencyPool:
         self.strategy = ResidencyStrategy(strategy)
         self.strict = strict
         self.readahead_nbytes = readahead_nbytes
-        self.readahead_always = readahead_always
         if strict and self.strategy is ResidencyStrategy.FIXED:
             raise ConfigError("strict=True needs LRU or LEARNED: FIXED leaves no room to wait for")
         self._room = Room(max_cached_bytes, strict)
@@ -89,8 +86,7 @@ class TensorResidencyPool:
         self._workers = Workers(max_workers, self._loading.load_queued)
         self._ahead: Readahead | None = None
         if readahead_nbytes and self.strategy is ResidencyStrategy.LEARNED:
-            only_slow = not readahead_always
-            self._ahead = Readahead(self._table, self._loading, self._workers, readahead_nbytes, only_slow)
+            self._ahead = Readahead(self._table, self._loading, self._workers, readahead_nbytes)
         self._closed = False
         tell_of_forks(self)
 
@@ -102,7 +98,6 @@ class TensorResidencyPool:
             self.strategy,
             strict=self.strict,
             readahead_nbytes=self.readahead_nbytes,
-            readahead_always=self.readahead_always,
         )
 
     def __repr__(self) -> str:
@@ -146,7 +141,7 @@ class TensorResidencyPool:
         Use mode="read_write" when the returned value may be modified. The pool writes dirty values back before eviction
         or flushing. Raises ConfigError for another mode, ResidencyError when the source cannot be written.
         """
-        return TensorResidencyLease(self, source_of(source), device_of(source, device), mode)
+        return TensorResidencyLease(self, source, device, mode)
 
     def resolve(self, source: Any, device: Device | None = None) -> torch.Tensor:  # noqa: ANN401
         """Return a resident value, loading it when necessary.

@@ -1,13 +1,13 @@
 """The handle of a load that runs in the background."""
 
 from concurrent.futures import Future
-from typing import final
+from typing import Any, final
 
 import torch
 
 from t2n_hf.residency.entry import Withdrawn
 from t2n_hf.residency.serving import ServingPool
-from t2n_hf.residency.source import Source, version_of
+from t2n_hf.residency.source import Device, Source, device_of, source_of, version_of
 
 __all__ = ["TensorPrefetch"]
 
@@ -23,17 +23,17 @@ class TensorPrefetch:
     def __init__(
         self,
         pool: ServingPool,
-        source: Source,
-        device: torch.device,
+        source: Any,  # noqa: ANN401 - a Source, or anything with one
+        device: Device | None,
         future: "Future[torch.Tensor] | None",
         value: torch.Tensor | None = None,
     ) -> None:
         self.pool = pool
-        self.source = source
-        self.device = device
+        self.source: Source = source_of(source)
+        self.device = device_of(source, device)
         self._future = future
         self._value = value
-        self._version = version_of(source)
+        self._version = version_of(self.source)
 
     def done(self) -> bool:
         """Return whether the prefetch has finished (a failed one has)."""

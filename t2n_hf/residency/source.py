@@ -5,6 +5,8 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from t2n_hf.errors import ConfigError
+
 __all__ = ["Device", "Source", "WritableSource", "device_of", "source_of", "version_of"]
 
 Device: TypeAlias = torch.device | str | int
@@ -39,8 +41,16 @@ class WritableSource(Source, Protocol):
 
 
 def source_of(holder: Any) -> Source:  # noqa: ANN401 - a Source, or anything with one
-    """Give the source of a tensor that has one in its attribute `source`, or `holder` itself when it is a source."""
+    """Give the source of a tensor that has one in its attribute `source`, or `holder` itself when it is a source.
+
+    Raises ConfigError for what is neither.
+    """
     source: Source = getattr(holder, "source", holder)
+    if not hasattr(source, "key"):
+        raise ConfigError(
+            f"a pool holds values of sources, got a {type(holder).__name__}; give an OffloadedTensor "
+            "(OffloadedTensor.from_original_tensor(tensor, name) makes one), or a Source"
+        )
     return source
 
 

@@ -50,7 +50,15 @@ class _LinearUnderTransforms(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         """Keep what backward needs."""
         _, ctx.held, bias = inputs
-        ctx.has_bias = bias is not None
+        ctx.has_bias, ctx.shape = bias is not None, output.shape
+
+    @staticmethod
+    def jvp(ctx: Any, x: torch.Tensor | None, _: None, bias: torch.Tensor | None) -> torch.Tensor:
+        """Give the tangent of the product for those of x and bias, of which one may be missing."""
+        if x is None and bias is not None:
+            return bias.expand(ctx.shape).clone()
+        result: torch.Tensor = ctx.held.weight._linear(x, bias)
+        return result
 
     backward = _Linear.backward
 

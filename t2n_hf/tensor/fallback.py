@@ -65,7 +65,10 @@ class ReadOnlyView(torch.Tensor):
         sources = {_storage_of(leaf): leaf._source for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls)}
 
         def keep(value: Any) -> Any:
-            source = sources.get(_storage_of(value)) if type(value) is torch.Tensor else None
+            # What torch.func wraps has no memory of its own to tell a view by.
+            if type(value) is not torch.Tensor or torch._C._functorch.is_functorch_wrapped_tensor(value):
+                return value
+            source = sources.get(_storage_of(value))
             return value if source is None else cls.of(value, source)
 
         # tree_map would turn a torch.Size into a tuple.

@@ -76,9 +76,10 @@ class NamedTensor(torch.Tensor):
         """Run `func`; name the result again when it is a copy of the whole tensor."""
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
-            if func in _KEEP_NAME and isinstance(args[0], NamedTensor) and type(result) is torch.Tensor:
+            copied = args[0] if args else (kwargs or {}).get("input")
+            if func in _KEEP_NAME and isinstance(copied, NamedTensor) and type(result) is torch.Tensor:
                 result = result.as_subclass(cls)
-                result.nnef_name = args[0].nnef_name
+                result.nnef_name = copied.nnef_name
             return result
 
 

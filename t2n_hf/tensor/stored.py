@@ -6,11 +6,13 @@ that are under way keep what they read, copies of the tensor keep what they had,
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from t2n_hf.contract import SupportsOffloadState
 from t2n_hf.errors import FormatError, InPlaceError, StorageError, UnsupportedOpError
@@ -60,6 +62,19 @@ def _put(value: Any, folder: str | Path | None, name: str) -> SpillRange:  # noq
         return shared_spill(folder).put(value)
     except StorageError as error:
         raise _naming(error, name) from error
+
+
+@contextmanager
+def _ordinary_tensors() -> Iterator[None]:
+    """Make tensors that can be used anywhere, whatever is going on where they are asked for: pools keep them.
+
+    One that is made in inference mode could not be used for training later, one inside of `torch.func.jvp` has no
+    memory of its own to read into.
+    """
+    transformed = torch._C._are_functorch_transforms_active()
+    untransformed = temporarily_clear_interpreter_stack() if transformed else nullcontext()
+    with untransformed, torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _naming(error: StorageError, name: str) -> StorageError:
@@ -128,8 +143,7 @@ class StoredSource:
     def load(self, device: torch.device) -> torch.Tensor:
         """Read the value: a plain tensor of this shape and dtype, or the packed one acting as such."""
         content = self._content
-        # A tensor that is made in inference mode could not be used for training later, and pools outlive that mode.
-        with torch.inference_mode(False), torch.no_grad():
+        with _ordinary_tensors():
             if device.type == "meta":
                 return torch.empty(self.shape, dtype=self.dtype, device=device)
             transfer = transfer_to(device)
@@ -158,7 +172,7 @@ class StoredSource:
 
     def gather(self, rows: Sequence[int], device: torch.device) -> torch.Tensor | None:
         """Read the rows at ascending indices and nothing else; None when that cannot be done."""
-        with torch.inference_mode(False), torch.no_grad():
+        with _ordinary_tensors():
             try:
                 found = self._content.gather(rows, self.shape)
             except StorageError as error:

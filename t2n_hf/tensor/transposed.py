@@ -20,9 +20,9 @@ from t2n_hf.tensor.wrapper import OpaqueTensor
 __all__ = ["TransposedTensor"]
 
 
-def _matmul(input: Any, other: Any) -> Any:  # noqa: ANN401 - handed through from torch
+def _matmul(input: Any, other: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - handed through from torch
     """`x @ W`, as a product with the inner tensor. Its gradient for x is that of F.linear."""
-    if not isinstance(other, TransposedTensor) or isinstance(input, OpaqueTensor):
+    if kwargs or not isinstance(other, TransposedTensor) or isinstance(input, OpaqueTensor):
         return NotImplemented
     if other.ndim != 2 or other.requires_grad or input.ndim == 0:
         return NotImplemented
@@ -30,7 +30,7 @@ def _matmul(input: Any, other: Any) -> Any:  # noqa: ANN401 - handed through fro
 
 
 def _mm(input: Any, mat2: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - handed through from torch
-    return NotImplemented if kwargs else _matmul(input, mat2)
+    return _matmul(input, mat2, **kwargs)
 
 
 def _bmm(input: Any, mat2: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - handed through from torch

@@ -27,6 +27,7 @@ from t2n_hf.tensor.trace_op import is_traced, traced_values
 __all__ = ["OpaqueTensor", "opaque_to_final_tensor"]
 
 aten = torch.ops.aten
+_INDICES: Final = (torch.int64, torch.int32)
 _no_torch_function: Final = torch._C.DisableTorchFunctionSubclass
 
 
@@ -40,6 +41,11 @@ def opaque_to_final_tensor(rtensor: torch.Tensor) -> torch.Tensor:
 def _records_gradients(tensor: torch.Tensor) -> bool:
     # In this order: asking a tensor takes a microsecond, as each attribute goes through __torch_function__.
     return torch.is_grad_enabled() and tensor.requires_grad
+
+
+def _is_transformed(tensor: torch.Tensor) -> bool:
+    """Say whether rows have to be taken by torch itself: for gradients, or because indices may be those of a vmap."""
+    return torch._C._are_functorch_transforms_active() or _records_gradients(tensor)
 
 
 def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> Any:
@@ -56,7 +62,7 @@ def _linear(input: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) 
 def _embedding(
     input: torch.Tensor, weight: Any, padding_idx: Any = None, max_norm: Any = None, *rest: Any, **kw: Any
 ) -> Any:
-    if not isinstance(weight, OpaqueTensor) or _records_gradients(weight):
+    if not isinstance(weight, OpaqueTensor) or input.dtype not in _INDICES or _is_transformed(weight):
         return NotImplemented
     if max_norm is not None:
         raise weight._in_place_error("F.embedding(max_norm=...)")
@@ -64,7 +70,7 @@ def _embedding(
 
 
 def _get_item(tensor: Any, index: Any) -> Any:
-    if not isinstance(tensor, OpaqueTensor) or _records_gradients(tensor):
+    if not isinstance(tensor, OpaqueTensor) or _is_transformed(tensor):
         return NotImplemented
     result = tensor._get_item(index)
     # Indexing by tensors copies; by anything else it gives a view.
@@ -73,7 +79,7 @@ def _get_item(tensor: Any, index: Any) -> Any:
 
 
 def _turned(tensor: Any, *axes: int) -> Any:
-    """Run `t`, `T`, `mT` and `transpose` where they swap the last two axes."""
+    """Run `mT`, and `transpose` where it swaps the last two axes."""
     if not isinstance(tensor, OpaqueTensor) or _records_gradients(tensor) or tensor.ndim < 2:
         return NotImplemented
     if axes and {axis % tensor.ndim for axis in axes} != {tensor.ndim - 1, tensor.ndim - 2}:
@@ -81,8 +87,12 @@ def _turned(tensor: Any, *axes: int) -> Any:
     return tensor._transposed()
 
 
-def _turned_matrix(tensor: Any) -> Any:
-    return _turned(tensor) if tensor.ndim == 2 else NotImplemented
+def _transpose(input: Any, dim0: Any, dim1: Any) -> Any:
+    return _turned(input, dim0, dim1) if isinstance(dim0, int) else NotImplemented  # axes may have names
+
+
+def _turned_matrix(input: Any) -> Any:
+    return _turned(input) if input.ndim == 2 else NotImplemented
 
 
 def _set_item(tensor: Any, index: Any, value: Any) -> Any:
@@ -113,8 +123,8 @@ class OpaqueTensor(torch.Tensor):
         torch.t: _turned_matrix,
         torch.Tensor.T.__get__: _turned_matrix,  # type: ignore[attr-defined]
         torch.Tensor.mT.__get__: _turned,  # type: ignore[attr-defined]
-        torch.Tensor.transpose: _turned,
-        torch.transpose: _turned,
+        torch.Tensor.transpose: _transpose,
+        torch.transpose: _transpose,
     }
     _name: str
     _is_param: bool
