@@ -139,6 +139,9 @@ class Claims:
             owner, claim.owner = claim.owner, None
             if owner is None:
                 return
+            for entry in entries if claim.writes else ():
+                if entry.is_overtaken and not entry.detached:
+                    self._table.drop(entry)
             shrink = False
             for entry in entries:
                 shrink = self._unlease_one(entry, claim) or shrink

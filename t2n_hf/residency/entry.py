@@ -10,7 +10,7 @@ from typing import TypeAlias, final
 import torch
 
 from t2n_hf.errors import ResidencyError
-from t2n_hf.residency.source import Source
+from t2n_hf.residency.source import Source, version_of
 
 __all__ = ["Claim", "Entry", "Key", "LoadState", "Wanted", "Withdrawn"]
 
@@ -68,6 +68,11 @@ class Entry:
     def is_idle(self) -> bool:
         """Whether nobody uses the value or writes it back."""
         return self.state is LoadState.READY and not (self.leases or self.writing)
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether what is to be written back was overwritten in the source since it was loaded."""
+        return self.keep is not None and not self.writing and self.version != version_of(self.keep)
 
 
 @final

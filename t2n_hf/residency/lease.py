@@ -33,6 +33,10 @@ class TensorResidencyLease:
             raise ConfigError(f"mode={mode!r}; expected one of {', '.join(MODES)}")
         if mode == "read_write" and not hasattr(source, "store"):
             raise ResidencyError(f"{source.key}: mode='read_write', but its source is read-only (it has no store())")
+        if mode == "read_write" and device.type == "meta":
+            raise ConfigError(
+                f"{source.key}: mode='read_write' on the meta device, where there are no values to modify"
+            )
         self.pool = pool
         self.source: Source = source
         self.device = device

@@ -139,7 +139,7 @@ class ResidentTable:
 
     def begin_eviction(self, entry: Entry) -> bool:
         """Drop an idle entry, or say that it has to be written back first (by who asked). Lock held."""
-        if not entry.dirty:
+        if not entry.dirty or entry.is_overtaken:
             self.drop(entry)
             return False
         entry.writing, entry.dirty = True, False
@@ -221,16 +221,21 @@ class ResidentTable:
                 if entry.state is not LoadState.READY or entry.writing:
                     self.room.sleep()
                     continue
-                if remove:
-                    self._refuse_in_use(entry)
-                if not entry.dirty:
-                    if remove:
-                        self.drop(entry)
+                if self._is_settled(entry, remove):
                     return
-                self.begin_eviction(entry)
             self.write_back(entry)
             if not remove:
                 return
+
+    def _is_settled(self, entry: Entry, remove: bool) -> bool:
+        """Say whether there is nothing to write back; then the entry leaves the table if told. Lock held."""
+        if remove:
+            self._refuse_in_use(entry)
+        if entry.dirty:
+            return not self.begin_eviction(entry)
+        if remove:
+            self.drop(entry)
+        return True
 
     def _refuse_in_use(self, entry: Entry) -> None:
         if entry.leases:
