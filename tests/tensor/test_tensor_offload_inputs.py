@@ -3,7 +3,13 @@ import torch
 
 from t2n_hf.errors import FormatError, QuantizationError
 from t2n_hf.tensor import OffloadedTensor, QScalePerGroupF16, QTensor, QTensorTractScaleOnly
-from t2n_hf.tensor.quant import QTensorTractQ81, TernaryTensor, fp_to_tract_q4_0_with_min_max_calibration
+from t2n_hf.tensor.quant import (
+    BitPacking,
+    QTensorTractQ81,
+    TernaryTensor,
+    ZlibCompression,
+    fp_to_tract_q4_0_with_min_max_calibration,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +60,11 @@ def test_a_scheme_refuses_values_and_scales_that_are_not_finite(value):
             make(values)
     with pytest.raises(QuantizationError, match="NaN, infinite or beyond 65504"):
         QScalePerGroupF16.fitted(torch.full((1, 32), 1e30))
+
+
+def test_a_compressed_weight_without_values_keeps_its_shape():
+    values = torch.randn(4, 64)
+    weight = QTensor(values, QScalePerGroupF16.fitted(values), torch.float16, [BitPacking(4), ZlibCompression()])
+    for bare in (weight.to("meta"), QTensor.from_offload_state(weight.to_offload_state(), "meta")):
+        dense = bare.to_base_tensor()
+        assert (dense.device.type, dense.shape, dense.dtype) == ("meta", weight.shape, torch.float16)
