@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from t2n_hf.contract import SupportsOffloadState, Tag
-from t2n_hf.dtypes import dtype_of
+from t2n_hf.dtypes import DTYPES
 from t2n_hf.hf.plan import Choice
 from t2n_hf.hf.weights import held_nbytes, tied_names
 from t2n_hf.tensor.offload import OffloadedTensor
@@ -26,10 +26,11 @@ _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
 class WeightRow:
     """One weight.
 
-    `format` is the short name of its class, or its dtype in tract ("f32"); `nbytes` what it takes in memory when it is
-    read; `where` is "memory" or "disk"; `reason` says why it is not quantized; `by_user` that an option or its nature
-    (a vector) is the reason. `relative_error` is ||w - q|| / ||w||, measured on some of its rows when it was quantized;
-    None of a weight that is not, or was quantized by another load: nothing is known then of what it was.
+    `format` is the short name of its class, or its dtype in tract ("f32"; in torch, if tract has it not); `nbytes` what
+    it takes in memory when it is read; `where` is "memory" or "disk"; `reason` says why it is not quantized; `by_user`
+    that an option or its nature (a vector) is the reason. `relative_error` is ||w - q|| / ||w||, measured on some of its
+    rows when it was quantized; None of a weight that is not, or was quantized by another load: nothing is known then of
+    what it was.
     """
 
     name: str
@@ -154,6 +155,12 @@ def format_of(tensor: torch.Tensor) -> str | None:
     return _short_name(kind)
 
 
+def _dtype_name(dtype: torch.dtype) -> str:
+    """Give the name of a dtype in tract, of one that tract has not its name in torch."""
+    torch_name = str(dtype).removeprefix("torch.")
+    return next((known.name for known in DTYPES.values() if known.torch == torch_name), torch_name)
+
+
 def _short_name(kind: Any) -> str | None:  # noqa: ANN401 - a class, or None
     if isinstance(kind, type) and issubclass(kind, SupportsOffloadState):
         tag = getattr(kind, "OFFLOAD_STATE_TAG", None)
@@ -192,7 +199,7 @@ def _rows(model: nn.Module, plan: Mapping[str, Choice], errors: Mapping[str, flo
             name=name,
             module=type(owners[name.rpartition(".")[0]]).__name__,
             shape=tuple(parameter.shape),
-            format=kind or dtype_of(parameter.dtype).name,
+            format=kind or _dtype_name(parameter.dtype),
             nbytes=parameter.nbytes_loaded if isinstance(parameter, OffloadedTensor) else held_nbytes(parameter),
             where="disk" if on_disk else "memory",
             quantized=kind is not None,

@@ -293,6 +293,9 @@ class CheckpointIndex(Mapping[str, ByteRange]):
     def __getitem__(self, name: str) -> ByteRange:
         return self._owner[name].byte_range(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._owner
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._owner)
 

@@ -71,6 +71,7 @@ def test_a_weight_that_is_no_number_and_stays_float_is_passed_on(tmp_path):
         ({"dtype": "int8"}, ConfigError, "no float type"),
         ({"dtype": "f99"}, ConfigError, "unknown dtype 'f99'"),
         ({"max_shard_size": "many"}, ConfigError, "max_shard_size='many'"),
+        ({"max_shard_size": None}, ConfigError, "max_shard_size=None"),
         ({"importance": [1, 2]}, ConfigError, "expected tensors by parameter name"),
         ({"task": "nonsense"}, ConfigError, "nonsense"),
         ({"embeddings": "q4_0", "modules_to_not_convert": ["model.embed_tokens"]}, ConfigError, "remove one of them"),

@@ -1,5 +1,6 @@
 import models
 import pytest
+import torch
 
 from t2n_hf import T2NConfig, materialize
 from t2n_hf.hf.report import coverage_of
@@ -81,3 +82,13 @@ def test_a_loaded_model_reports_for_itself_until_it_is_materialized(tmp_path):
     assert str(packed.t2n_report()) == str(coverage_of(packed))
     assert "q4_0" in packed.t2n_report().by_format()
     assert not hasattr(materialize(packed), "t2n_report")
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.uint16], ids=str)
+def test_weights_of_types_that_tract_has_not_are_listed_by_torch_s_name(dtype):
+    module = torch.nn.Linear(64, 64, bias=False)
+    module.codes = torch.nn.Parameter(torch.zeros(8, 64).to(dtype), requires_grad=False)
+    assert coverage_of(module).by_format() == {
+        "f32": (1, 64 * 64 * 4),
+        str(dtype).removeprefix("torch."): (1, 8 * 64 * dtype.itemsize),
+    }

@@ -11,15 +11,17 @@ import threading
 
 import models
 import pytest
+import safetensors.torch
 import torch
 from transformers import LlamaForCausalLM
 
 from t2n_hf import T2NConfig, load_checkpoint_and_dispatch
-from t2n_hf.errors import CheckpointNotFoundError, QuantizationError, StorageError
+from t2n_hf.errors import CheckpointNotFoundError, FormatError, QuantizationError, StorageError
 from t2n_hf.hf.hooks import leases_of, offloaded_parameters
 from t2n_hf.hf.loading import load_checkpoint
 
 DISK = {"": "disk"}
+UP = "model.layers.1.mlp.up_proj.weight"
 OTHER = """
 import sys, torch
 sys.path.insert(0, {tests!r})
@@ -69,6 +71,17 @@ def test_a_load_that_fails_half_way_leaves_nothing(device_map, tmp_path):
     assert config.to_json_string() == T2NConfig(spill_dir=spill).to_json_string()
     plain = type(source).from_pretrained(folder, dtype="auto")  # and transformers is as it was
     assert type(plain.lm_head.weight) is torch.nn.Parameter
+
+
+@pytest.mark.parametrize("device_map", [None, DISK], ids=["memory", "disk"])
+def test_a_weight_of_a_type_that_is_not_read_is_named(device_map, tmp_path):
+    folder = models.saved(models.m1(), tmp_path)
+    file = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    tensors[UP] = tensors[UP].to(torch.float8_e4m3fn)
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(FormatError, match=rf"tensor '{UP}' has dtype F8_E4M3"):
+        LlamaForCausalLM.from_pretrained(folder, quantization_config=T2NConfig(), device_map=device_map)
 
 
 def load(folder, spill, weights="q4_0"):

@@ -79,7 +79,7 @@ def make_output_plan(
             filename_pattern=_FILES,
             max_shard_size=max_shard_size,
         )
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"max_shard_size={max_shard_size!r}; expected bytes, or text such as '5GB'") from error
     index = None
     if split.is_sharded:
