@@ -228,8 +228,7 @@ def carry_out(
             model.hf_device_map = load.placement.true_map()  # type: ignore[assignment]
             if offloaded_parameters(model):
                 ahead = report.readahead(load.config.readahead_bytes)
-                asked = load.config.readahead_bytes is not None
-                attach_pools(model, report.budgets, readahead_nbytes=ahead, readahead_always=asked)
+                attach_pools(model, report.budgets, readahead_nbytes=ahead)
             align_inputs(model, load.placement, skip_keys, force_hooks)
             if offloaded_parameters(model) or load.placement.moves:
                 hold_in_place(model)

@@ -248,14 +248,13 @@ def attach_pools(
     budgets: Mapping[torch.device, int | None],
     *,
     readahead_nbytes: int | None = None,
-    readahead_always: bool | None = None,
     strict: bool = True,
 ) -> ModuleLeases:
     """Make a pool for each device that computes with weights of `model` that live elsewhere, bind and hook them.
 
     `budgets` says how many bytes of them may be in memory on each device (None: no limit). It may be 0: then nothing is
-    kept beyond the module that runs. `readahead_nbytes` and `readahead_always`: see TensorResidencyPool; None chooses a
-    window, to be used while reads are slow; 0 reads nothing ahead. With `strict` the budgets also hold while several
+    kept beyond the module that runs. `readahead_nbytes`: see
+    TensorResidencyPool; None chooses a window, 0 reads nothing ahead. With `strict` the budgets also hold while several
     threads run the model: they then wait for each other.
 
     Raises BudgetError when a budget is not 0 and a module needs more than that at once, ConfigError when a device with
@@ -277,7 +276,6 @@ def attach_pools(
             strategy=ResidencyStrategy.LEARNED,
             strict=strict and bool(budget),
             readahead_nbytes=window if budget else 0,
-            readahead_always=readahead_nbytes is not None if readahead_always is None else readahead_always,
         )
     for device, named in tensors.items():
         for _, tensor in named:

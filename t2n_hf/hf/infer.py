@@ -32,11 +32,13 @@ def largest_need(needs: Sequence[AtOnce]) -> AtOnce:
 
 
 def window_beside(needs: Sequence[AtOnce], readahead_nbytes: int | None) -> int:
-    """Bytes to have beside the largest module, so that the next one can be loaded while one runs."""
+    """Bytes to have beside the largest module, so that any two that come next can be loaded while it runs.
+
+    With one only, what computes and what reads wait for each other in turn.
+    """
     if readahead_nbytes is not None:
         return readahead_nbytes
-    pairs = [a.nbytes + b.nbytes for a, b in itertools.pairwise(needs)]
-    return max(0, max(pairs, default=0) - largest_need(needs).nbytes)
+    return sum(sorted((need.nbytes for need in needs), reverse=True)[1:3])
 
 
 class _Trial:

@@ -23,7 +23,7 @@ class DeviceRow:
 
     `resident` are weights and buffers that stay, `cache` the keys and values of `max_length` tokens. `budget` is what
     offloaded weights may take at a time (0: the module that runs and no more), `at_once` the most that one module
-    needs of them, `ahead` what the budget has beside that for the module that comes next. `limit` is what the device
+    needs of them, `ahead` what the budget has beside that for those that come next. `limit` is what the device
     may hold in all, None without one.
     """
 
@@ -69,7 +69,7 @@ class PlacementReport:
         return {torch.device(row.device): row.budget for row in self.devices if row.largest}
 
     def readahead(self, asked: int | None) -> int:
-        """Bytes to load ahead of the module that runs: `asked`, else the next module where there is room for it."""
+        """Bytes to load ahead of the module that runs: `asked`, else the next two where there is room for them."""
         if asked is not None:
             return asked
         total = self.waiting + self.read_in_place + self.spilled

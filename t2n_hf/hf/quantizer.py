@@ -249,8 +249,7 @@ class T2NQuantizer(HfQuantizer):
         if offloaded_parameters(model):
             assert self.placement is not None  # without a map nothing is offloaded
             ahead = self.placement.readahead(self.quantization_config.readahead_bytes)
-            asked = self.quantization_config.readahead_bytes is not None
-            attach_pools(model, self.placement.budgets, readahead_nbytes=ahead, readahead_always=asked)
+            attach_pools(model, self.placement.budgets, readahead_nbytes=ahead)
         if offloaded_parameters(model) or self._placement.moves:
             hold_in_place(model)
         if self._placement.moves:

@@ -26,20 +26,14 @@ class Readahead:
     Room is made before a value is queued, and only by evicting what is needed later than it: so the budget is held, and
     hardly anything is read twice. Nor is it read much earlier than it has to. A value that is larger than the window is
     read ahead when what is used before it is smaller than the window: its room has to be made in any case.
-
-    With `only_slow` nothing is read ahead from the page cache: that is copying, which the thread that uses the bytes
-    does faster itself, into the memory that it used last.
     """
 
-    def __init__(
-        self, table: ResidentTable, loading: Loading, workers: Workers, window: int, only_slow: bool = False
-    ) -> None:
+    def __init__(self, table: ResidentTable, loading: Loading, workers: Workers, window: int) -> None:
         self._table = table
         self._room = table.room
         self._loading = loading
         self._workers = workers
         self._window = window
-        self._only_slow = only_slow
         self._unused: list[tuple[Key, int]] = []  # with how many values came before each
         self._advised: set[object] = set()
         loading.cancel = self.cancel
@@ -47,8 +41,6 @@ class Readahead:
 
     def plan(self) -> None:
         """Queue what the calling thread will use next, as far as there is room. Lock held."""
-        if self._only_slow and not self._loading.pace.is_slow:
-            return
         table, between = self._table, 0
         unused = self._unused_nbytes()
         if unused >= self._window:

@@ -16,6 +16,7 @@ from t2n_hf.residency import ServingPool, TensorResidencyPool, active_scope
 from t2n_hf.store.checkpoint import ByteRange
 from t2n_hf.tensor.contents import RangeContent
 from t2n_hf.tensor.eager import eagerly
+from t2n_hf.tensor.product import dense_product
 from t2n_hf.tensor.rows import embedding_of_rows, item_of_rows
 from t2n_hf.tensor.stored import StoredSource
 from t2n_hf.tensor.transposed import TransposedTensor
@@ -131,7 +132,8 @@ class SourceTensor(OpaqueTensor):
         return None if at_hand else self._source.gather(rows, target)
 
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return F.linear(x, self.reload(), bias)
+        value = self.reload()
+        return F.linear(x, value, bias) if isinstance(value, OpaqueTensor) else dense_product(x, value, bias)
 
     def _linear_backward(self, grad: torch.Tensor) -> torch.Tensor:
         value = self.reload()

@@ -22,6 +22,7 @@ from t2n_hf.tensor.autograd import linear_through
 from t2n_hf.tensor.fallback import ReadOnlyView, materialise
 from t2n_hf.tensor.flatten import FlattenContext
 from t2n_hf.tensor.memory_rules import MEMORY_RULES
+from t2n_hf.tensor.product import dense_product
 from t2n_hf.tensor.trace_op import is_traced, traced_values
 
 __all__ = ["OpaqueTensor", "opaque_to_final_tensor"]
@@ -194,7 +195,7 @@ class OpaqueTensor(torch.Tensor):
 
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Compute `x @ self.T + bias`. x: (..., K), self: (N, K). No gradient is recorded here."""
-        return F.linear(x, materialise(self, "linear"), bias)
+        return dense_product(x, materialise(self, "linear"), bias)
 
     def _linear_backward(self, grad: torch.Tensor) -> torch.Tensor:
         """Compute `grad @ self`. grad: (..., N)."""

@@ -222,22 +222,6 @@ def test_slow_files_are_told_what_is_needed_after_what_is_read_now(monkeypatch):
     pool.close()
 
 
-@pytest.mark.parametrize(("limit", "is_read"), [(1e15, True), (0, False)], ids=["slow", "fast"])
-def test_what_is_read_fast_need_not_be_read_ahead(limit, is_read, monkeypatch):
-    monkeypatch.setattr(loading, "SLOW_BYTES_PER_S", limit)
-    monkeypatch.setattr(loading, "TELLING_NBYTES", 0)
-    pool = reading(12, 4, readahead_always=False)
-    weights = sources(5)
-    for _ in range(2):
-        pass_over(pool, weights)
-        settled(pool)
-    missing = next(source for source in weights[1:] if not pool.is_resident(source))
-    with pool.acquire(weights[weights.index(missing) - 1]):
-        settled(pool)
-        assert pool.is_resident(missing) is is_read
-    pool.close()
-
-
 def test_other_devices_are_read_ahead_as_well():
     weights = sources(5)
     pool = reading(12, 4)

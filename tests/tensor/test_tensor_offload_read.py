@@ -273,3 +273,14 @@ def test_the_constructor_of_torch_to_nnef_offloads_what_it_is_given(tmp_path):
         OffloadedTensor(torch.empty(3, device="meta"), "cpu", tmp_path, "w")
     with pytest.raises(ConfigError, match="expected a Parameter"):
         OffloadedTensor(plain, "cpu", tmp_path, "w", nn.Parameter)
+
+
+def test_a_slice_of_longer_inputs_is_multiplied_without_a_copy_of_the_weight(stored):
+    # torch expands and copies a frozen weight for it, see dense_product; what comes out is the same.
+    weight = nn.Parameter(offloaded(stored, "linear"), requires_grad=False)
+    x = torch.randn(1, 8, 64)[:, -1:]
+    assert x.stride() == (8 * 64, 64, 1)
+    with torch.profiler.profile() as profile:
+        found = F.linear(x, weight)
+    assert not {"aten::bmm", "aten::expand"} & {event.key for event in profile.key_averages()}
+    assert torch.equal(found, F.linear(x.clone(memory_format=torch.contiguous_format), stored[1]["linear"]))

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from t2n_hf.errors import UnsupportedOpError
 from t2n_hf.tensor.fallback import materialise
+from t2n_hf.tensor.product import dense_product
 from t2n_hf.tensor.wrapper import OpaqueTensor
 
 __all__ = ["CHUNK_VALUES", "ROW_MULTIPLE", "PackedRows", "row_chunks"]
@@ -57,12 +58,13 @@ class PackedRows(OpaqueTensor):
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         sizes = self._sizes
         if len(sizes) != 2:
-            return F.linear(x, materialise(self, "linear"), bias)
+            return dense_product(x, materialise(self, "linear"), bias)
         if sizes[0] * sizes[1] <= CHUNK_VALUES:
-            return F.linear(x, self._dense_rows(0, sizes[0]), bias)
+            return dense_product(x, self._dense_rows(0, sizes[0]), bias)
         parts = []
         for start, stop in row_chunks(*sizes):
-            parts.append(F.linear(x, self._dense_rows(start, stop), None if bias is None else bias[start:stop]))
+            rows = self._dense_rows(start, stop)
+            parts.append(dense_product(x, rows, None if bias is None else bias[start:stop]))
         return torch.cat(parts, dim=-1)
 
     def _linear_backward(self, grad: torch.Tensor) -> torch.Tensor:
