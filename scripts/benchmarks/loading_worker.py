@@ -121,15 +121,15 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is no answer
     worker: Worker | None = None
-    with torch.inference_mode():
-        for line in sys.stdin:
-            asked = json.loads(line)
-            if worker is None:
-                worker = Worker(asked)
-                answer = worker.loaded()
-            else:
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if worker is None:
+            worker = Worker(asked)  # as users load: weights made in inference mode are multiplied in other ways
+            answer = worker.loaded()
+        else:
+            with torch.no_grad():
                 answer = getattr(worker, asked.pop("do"))(**asked)
-            print(json.dumps(answer), file=answers, flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
     return 0
 
 
