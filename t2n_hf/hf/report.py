@@ -28,9 +28,9 @@ class WeightRow:
 
     `format` is the short name of its class, or its dtype in tract ("f32"; in torch, if tract has it not); `nbytes` what
     it takes in memory when it is read; `where` is "memory" or "disk"; `reason` says why it is not quantized; `by_user`
-    that an option or its nature (a vector) is the reason. `relative_error` is ||w - q|| / ||w||, measured on some of its
-    rows when it was quantized; None of a weight that is not, or was quantized by another load: nothing is known then of
-    what it was.
+    that an option or its nature (a vector) is the reason. `relative_error` is ||w - q|| / ||w||, measured on some of
+    its rows when it was quantized; None of a weight that is not, or was quantized by another load: nothing is known
+    then of what it was.
     """
 
     name: str
