@@ -103,6 +103,8 @@ class OffloadedTensor(SourceTensor):
         weights). Writes go to a private file in `spill_dir`. Raises FormatError when bytes and shape do not agree.
         """
         ranges = [byte_range] if isinstance(byte_range, ByteRange) else list(byte_range)
+        if not ranges:
+            raise ConfigError(f"{name}: got no byte ranges; give one, or several and the shape of all")
         if shape is None and len(ranges) != 1:
             raise ConfigError(f"{name}: the shape of {len(ranges)} byte ranges has to be given")
         content = RangeContent(ranges, ranges[0].shape if shape is None else shape)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from t2n_hf.errors import FormatError, QuantizationError
+from t2n_hf.errors import ConfigError, FormatError, QuantizationError
 from t2n_hf.tensor import OffloadedTensor, QScalePerGroupF16, QTensor, QTensorTractScaleOnly
 from t2n_hf.tensor.quant import (
     BitPacking,
@@ -68,3 +68,9 @@ def test_a_compressed_weight_without_values_keeps_its_shape():
     for bare in (weight.to("meta"), QTensor.from_offload_state(weight.to_offload_state(), "meta")):
         dense = bare.to_base_tensor()
         assert (dense.device.type, dense.shape, dense.dtype) == ("meta", weight.shape, torch.float16)
+
+
+@pytest.mark.parametrize("shape", [None, (0,)], ids=str)
+def test_no_byte_ranges_are_no_tensor(shape):
+    with pytest.raises(ConfigError, match=r"layer\.weight: got no byte ranges"):
+        OffloadedTensor.from_byte_range([], "layer.weight", shape=shape)
