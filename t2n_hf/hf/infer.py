@@ -144,7 +144,9 @@ def balanced(
 def _by_use(needs: ModelNeeds) -> list[Item]:
     """Put modules that need far more than the others first: they would keep that much room free for their turn.
 
-    Put tables whose rows are read alone last: keeping them in memory saves least.
+    Put tables whose rows are read alone last: keeping them in memory saves least. All others follow each other so that
+    the first n of them, for any n, are spread over the model: while what is in memory computes, what comes next is
+    read, and a long run of it would leave the disk idle.
     """
     at_once = {need.module: need.nbytes for need in needs.at_once({w.name for w in needs.weights})}
     usual = statistics.median(at_once.values()) if at_once else 0
@@ -156,7 +158,9 @@ def _by_use(needs: ModelNeeds) -> list[Item]:
     def rank(item: Item) -> int:
         return 2 if is_table(item) else int(at_once.get(item.path, 0) <= _OUTSIZED * usual)
 
-    return sorted(needs.items, key=rank)
+    width = len(needs.items).bit_length()
+    spread = sorted(enumerate(needs.items), key=lambda place: f"{place[0]:0{width}b}"[::-1])
+    return sorted((item for _, item in spread), key=rank)
 
 
 def _blocks(model: nn.Module, needs: ModelNeeds, no_split: Collection[str]) -> list[tuple[Item, ...]]:

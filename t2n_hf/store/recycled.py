@@ -18,7 +18,7 @@ import torch
 __all__ = ["SMALL_NBYTES", "recycled_buffer"]
 
 SMALL_NBYTES: Final = 256 << 10
-_KEPT_NBYTES: Final = 48 << 20
+_KEPT_NBYTES: Final = 80 << 20
 _HUGE_NBYTES: Final = 4 << 20
 _MAP_FLAGS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if hasattr(mmap, "MAP_ANONYMOUS") else None
 
