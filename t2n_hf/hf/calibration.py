@@ -55,7 +55,7 @@ def calibrate(
 
     The model is as it was afterwards, also when it is interrupted. Experts that hardly a token was routed to lean on
     the mean of all. Raises ConfigError for texts without a tokenizer, no tokens at all, ids that the model lacks, a
-    model with encoder and decoder, or activations that overflow.
+    model with encoder and decoder or not of text alone, or activations that overflow.
     """
     if isinstance(model_or_path, (str, Path)):
         options.setdefault("device_map", {"": "disk"})
@@ -126,11 +126,22 @@ def _reach(model: "PreTrainedModel", window: int) -> int:
 
 
 def _refuse_unknown(model: "PreTrainedModel", windows: Iterable[torch.Tensor]) -> None:
-    table: Any = model.get_input_embeddings()
-    known = table.weight.shape[0]
+    known = _vocabulary(model)
     least, most = min(int(ids.min()) for ids in windows), max(int(ids.max()) for ids in windows)
     if least < 0 or most >= known:
         raise ConfigError(f"token ids {least} to {most} were given; the model has 0 to {known - 1}: wrong tokenizer?")
+
+
+def _vocabulary(model: "PreTrainedModel") -> int:
+    """Count the tokens that the model has embeddings for."""
+    try:
+        table: Any = model.get_input_embeddings()
+    except NotImplementedError:  # it has several, or none
+        table = None
+    weight = getattr(table, "weight", None)
+    if weight is None or weight.dim() != 2:
+        raise ConfigError(f"{type(model).__name__} has no one table of token embeddings; only models of text are run")
+    return int(weight.shape[0])
 
 
 def _without_folder(name: str) -> str:

@@ -8,7 +8,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertModel,
+    CLIPConfig,
+    CLIPModel,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTModel,
+)
 
 from t2n_hf import T2NConfig, calibrate, quantize_checkpoint
 from t2n_hf.errors import ConfigError
@@ -210,6 +218,23 @@ def test_a_path_brings_its_tokenizer(tmp_path):
 def test_what_cannot_be_calibrated_on_is_refused(arguments, options, text):
     with pytest.raises(ConfigError, match=text):
         calibrate(models.m1(), *arguments, **options)
+
+
+def tiny_vit():
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    return ViTModel(ViTConfig(**sizes, image_size=32, patch_size=8))
+
+
+def tiny_clip():
+    shared = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    text, vision = {"vocab_size": 256, **shared}, {"image_size": 32, "patch_size": 8, **shared}
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=vision))
+
+
+@pytest.mark.parametrize("build", [tiny_vit, tiny_clip], ids=["images", "images_and_text"])
+def test_models_that_read_more_than_text_are_refused(build):
+    with pytest.raises(ConfigError, match=r"(ViT|CLIP)Model has no one table of token embeddings"):
+        calibrate(build(), [[1, 2, 3]])
 
 
 def test_activations_that_overflow_are_refused_by_the_name_of_the_weight():

@@ -231,6 +231,14 @@ def test_a_source_that_was_written_anew_starts_over(checkpoint, undisturbed, tmp
     assert content(tmp_path / "out") == undisturbed[0]
 
 
+def test_a_run_that_had_no_room_to_begin_is_no_work_of_another(checkpoint, undisturbed, tmp_path):
+    partial = partial_path(tmp_path / "out")
+    partial.mkdir()
+    (partial / "model.safetensors.unfinished").touch()
+    quantize_checkpoint(checkpoint, tmp_path / "out", **SHARDS)  # a warning is an error
+    assert content(tmp_path / "out") == undisturbed[0]
+
+
 def test_starting_over_can_be_asked_for(checkpoint, undisturbed, tmp_path):
     interrupted(checkpoint, tmp_path / "out")
     counted = Counted()

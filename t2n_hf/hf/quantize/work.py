@@ -39,7 +39,7 @@ class GrowingFolder:
         self.folder = folder
         self.plan = plan
         self._journal = Journal(folder / _JOURNAL, identity)
-        self.found_other_work = not self._journal.is_resumed and any(folder.iterdir())
+        self.found_other_work = not self._journal.is_resumed and self._journal.path.exists()
         if not (resume and self._journal.is_resumed):
             empty(folder)
             self._journal = Journal(folder / _JOURNAL, identity)
