@@ -45,6 +45,7 @@ class CheckpointFile:
         self._finalizer = weakref.finalize(self, os.close, self._fd)
         try:
             self._stamp = _stamp(self._fd)
+            self._was_short = False
             self.metadata, self._entries = parse_header(
                 self.path, self._stamp[0], lambda nbytes, offset: os.pread(self._fd, nbytes, offset)
             )
@@ -68,14 +69,27 @@ class CheckpointFile:
         return ByteRange(self, entry.begin, entry.end - entry.begin, known[entry.dtype], entry.shape, name)
 
     def verify(self, what: str = "") -> None:
-        """Raise StorageError when the file was written to (size or time) since it was opened, or was closed."""
+        """Raise StorageError when the file was written to (size or time) since it was opened, or was closed.
+
+        A file that was found truncated and then has its size and its header again counts as restored.
+        """
         self._check_open(what)
         now = _stamp(self._fd)
+        if self._was_short and now[0] == self._stamp[0] and self._header_is_the_same():
+            self._stamp, self._was_short = now, False
         if now != self._stamp:
+            self._was_short = self._was_short or now[0] < self._stamp[0]
             raise StorageError(
                 f"{self.path}{what} changed since it was opened: size {self._stamp[0]} then, {now[0]} now, "
                 f"modified at {self._stamp[1]} ns then, {now[1]} ns now; load the checkpoint again"
             )
+
+    def _header_is_the_same(self) -> bool:
+        try:
+            found = parse_header(self.path, self._stamp[0], lambda nbytes, offset: os.pread(self._fd, nbytes, offset))
+        except (OSError, FormatError):
+            return False
+        return found == (self.metadata, self._entries)
 
     def read_into(self, view: memoryview, offset: int, what: str = "") -> None:
         """Fill `view` with the bytes at `offset`. Raises StorageError on a short read, I/O error or changed file."""

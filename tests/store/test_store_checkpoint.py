@@ -140,7 +140,8 @@ def test_a_file_that_is_written_to_is_noticed(folder: Path):
         part.verify()
 
 
-def test_a_file_that_is_truncated_later_is_noticed_and_read_again_when_it_is_back(folder: Path):
+@pytest.mark.parametrize("same_time", [True, False])
+def test_a_file_that_is_truncated_later_is_noticed_and_read_again_when_it_is_back(folder: Path, same_time):
     path = folder / "model.safetensors"
     content, times = path.read_bytes(), path.stat()
     part = CheckpointIndex.open(folder)["f32"]
@@ -148,8 +149,24 @@ def test_a_file_that_is_truncated_later_is_noticed_and_read_again_when_it_is_bac
     with pytest.raises(StorageError, match=r"model\.safetensors, tensor 'f32'"):
         part.read()
     path.write_bytes(content)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    if same_time:
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert torch.equal(part.read(), TENSORS["f32"])
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(StorageError, match="changed since"):
+        part.read()
+
+
+def test_another_file_of_the_same_size_is_not_taken_for_a_restored_one(folder: Path):
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    part = CheckpointIndex.open(folder)["f32"]
+    os.truncate(path, 100)
+    with pytest.raises(StorageError):
+        part.read()
+    path.write_bytes(content.replace(b'"f32"', b'"f33"'))
+    with pytest.raises(StorageError, match="changed since"):
+        part.read()
 
 
 def test_a_closed_file_is_not_read(folder: Path):
