@@ -179,6 +179,12 @@ def _refuse_dispatched(model: nn.Module) -> None:
         raise ConfigError(
             f"this {type(model).__name__} has a device map already; materialize(model) first, or load it anew"
         )
+    inner = next((path for path, module in model.named_modules() if leases_of(module) is not None), None)
+    if inner is not None:
+        raise ConfigError(
+            f"{inner} of this {type(model).__name__} has a device map already; materialize that module first, or "
+            "dispatch the others one by one"
+        )
 
 
 def plan_load(

@@ -20,6 +20,7 @@ from t2n_hf.hf.sources import CheckpointSources, MappedPages
 from t2n_hf.hf.stored import StoredForms, key_of_part
 from t2n_hf.hf.weights import weights_of
 from t2n_hf.store.checkpoint import ByteRange
+from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.opaque import OpaqueTensor
 
 __all__ = ["ModuleLoad"]
@@ -112,6 +113,8 @@ class ModuleLoad:
         return needs_of(self.model, self._describe, self.groups, cache)
 
     def _describe(self, names: tuple[str, ...], parameter: torch.Tensor) -> Weight:
+        if isinstance(parameter, OffloadedTensor) and not self._has_value(names):
+            return Weight(names=names, nbytes=parameter.nbytes_loaded)
         if isinstance(parameter, OpaqueTensor) and not self._has_value(names):
             return Weight(names=names, nbytes=parameter.opaque_nbytes, spilled=parameter.opaque_nbytes)
         wanted = torch.empty(parameter.shape, dtype=self._dtype_of(parameter), device="meta")
@@ -174,7 +177,7 @@ class ModuleLoad:
             parts = {part: r.mapped() for part, r in self.placing.ranges_of_parts(packed).items()}
             return self._like(old, self.placing.rebuilt(packed, parts, wanted), names[0])
         if isinstance(old, OpaqueTensor) and not self._has_value(names):
-            return self._like(old, self.placing.moved(names[0], old.detach()), names[0])
+            return self._like(old, self.placing.moved(names[0], self._held(old, names[0])), names[0])
         key = next((name for name in names if self.index is not None and name in self.index), None)
         if key is None or self.index is None:
             value = self._plain_value(names, old)
@@ -183,6 +186,13 @@ class ModuleLoad:
         stays = self.placing.stays_plain(names[0])
         value = found.read().to(dtype) if stays else found.mapped()
         return self._like(old, self.placing.placed(names[0], value, key, dtype), names[0])
+
+    def _held(self, old: OpaqueTensor, name: str) -> torch.Tensor:
+        """Give a weight that the module has already; from where it is on disk, when the map has it in memory."""
+        if not isinstance(old, OffloadedTensor) or not self.placement.asked or self.placement.on_disk(name):
+            return old.detach()
+        value = old.reload(torch.device("cpu"))
+        return value if old.pool is None else value.clone()  # the pool keeps its own
 
     def _is_packed(self, name: str) -> bool:
         return self.index is not None and name not in self.index and bool(self._keys_of(name))
