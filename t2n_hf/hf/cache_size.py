@@ -7,6 +7,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches import cache_shapes
 
 __all__ = ["cache_nbytes", "cache_nbytes_of"]
@@ -41,4 +42,9 @@ def cache_nbytes_of(model: nn.Module, max_length: int | None, batch_size: int, d
     if max_length is None or not isinstance(config, PreTrainedConfig):
         return ()
     can_generate: Any = getattr(model, "can_generate", None)
-    return cache_nbytes(config, max_length, batch_size, dtype) if can_generate is not None and can_generate() else ()
+    if can_generate is None or not can_generate():
+        return ()
+    try:
+        return cache_nbytes(config, max_length, batch_size, dtype)
+    except ConfigError as error:
+        raise ConfigError(f"no room can be kept for max_length={max_length}: {error}; leave max_length out") from error

@@ -66,7 +66,8 @@ def load_checkpoint_and_dispatch(  # noqa: PLR0917 - the signature that code wri
 
     Arguments are those of accelerate's function of this name, and mean the same. What differs: weights on disk stay in
     the checkpoint's own file and take turns in memory within a budget; they can be quantized on the way; a weight that
-    is used without calling its module is right as well; nothing of the module changes when the load fails.
+    is used without calling its module is right as well; nothing of the module changes when the load fails. Weights that
+    are quantized or on disk come without gradients; `requires_grad_(True)` afterwards trains plain ones on disk too.
 
     Args:
         model: the module, with or without values (`accelerate.init_empty_weights()`). Its weights are looked for under

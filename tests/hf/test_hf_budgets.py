@@ -8,7 +8,7 @@ import torch
 from transformers import TextGenerationPipeline
 from transformers.integrations.accelerate import compute_module_sizes, infer_auto_device_map
 
-from t2n_hf import T2NConfig
+from t2n_hf import T2NConfig, plan_placement
 from t2n_hf.errors import BudgetError, ConfigError, UnsupportedOpError
 from t2n_hf.hf.cache_size import cache_nbytes
 from t2n_hf.hf.device_map import Placement
@@ -234,3 +234,10 @@ def test_a_model_with_weights_on_disk_stays_where_it_is(tmp_path):
     resident_model = load(source, folder, T2NConfig())
     assert torch.equal(logits(resident_model.to("cpu")), expected)
     assert "to" not in vars(resident_model)
+
+
+def test_a_model_without_keys_and_values_says_that_it_takes_no_max_length():
+    model = models.m7()
+    assert plan_placement(model, T2NConfig("none"), "cpu").ram > 0
+    with pytest.raises(ConfigError, match=r"max_length=32: .*linear_attention.*; leave max_length out"):
+        plan_placement(model, T2NConfig("none"), "cpu", max_length=32)

@@ -54,3 +54,19 @@ def test_parts_have_maps_of_their_own_and_their_whole_then_none():
         dispatch_model(module, "disk")
     assert torch.equal(module(INPUT), net()(INPUT))
     assert leases_of(module) is None
+
+
+@pytest.mark.parametrize(
+    ("device_map", "max_memory"), [("disk", None), ("auto", {"cpu": 20_000})], ids=["disk", "auto"]
+)
+def test_plain_weights_on_disk_are_trained_once_gradients_are_asked_for(device_map, max_memory):
+    module, expected = dispatch_model(net(), device_map, max_memory=max_memory), net()
+    assert not any(p.requires_grad for p in module.parameters() if isinstance(p, OffloadedTensor))
+    module.requires_grad_(True)
+    for one in (module, expected):
+        optimizer = torch.optim.Adam(one.parameters(), lr=0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            one(INPUT).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(module(INPUT), expected(INPUT), atol=1e-4, rtol=1e-4)
