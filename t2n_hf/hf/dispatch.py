@@ -31,11 +31,8 @@ from t2n_hf.hf.saving import adopt
 
 __all__ = [
     "DeviceMap",
-    "config_for",
     "dispatch_model",
-    "limits_of",
     "load_checkpoint_and_dispatch",
-    "open_checkpoint",
     "plan_load",
 ]
 
