@@ -13,10 +13,10 @@ from t2n_hf.hf.quantizer import register
 
 if TYPE_CHECKING:
     from t2n_hf.export import export_nnef
-    from t2n_hf.hf.calibration import calibrate
-    from t2n_hf.hf.dispatch import dispatch_model, load_checkpoint_and_dispatch
-    from t2n_hf.hf.importance import Importance
-    from t2n_hf.hf.outlook import plan_placement
+    from t2n_hf.hf.calibration.importance import Importance
+    from t2n_hf.hf.calibration.run import calibrate
+    from t2n_hf.hf.dispatch.entry import dispatch_model, load_checkpoint_and_dispatch
+    from t2n_hf.hf.dispatch.outlook import plan_placement
     from t2n_hf.hf.quantize.checkpoint import quantize_checkpoint
     from t2n_hf.hub import pull_nnef_from_hub, push_nnef_to_hub
     from t2n_hf.tract.model import TractModelForCausalLM
@@ -39,13 +39,13 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATER: Final = {
-    "Importance": "t2n_hf.hf.importance",
+    "Importance": "t2n_hf.hf.calibration.importance",
     "TractModelForCausalLM": "t2n_hf.tract.model",
-    "calibrate": "t2n_hf.hf.calibration",
-    "dispatch_model": "t2n_hf.hf.dispatch",
+    "calibrate": "t2n_hf.hf.calibration.run",
+    "dispatch_model": "t2n_hf.hf.dispatch.entry",
     "export_nnef": "t2n_hf.export",
-    "load_checkpoint_and_dispatch": "t2n_hf.hf.dispatch",
-    "plan_placement": "t2n_hf.hf.outlook",
+    "load_checkpoint_and_dispatch": "t2n_hf.hf.dispatch.entry",
+    "plan_placement": "t2n_hf.hf.dispatch.outlook",
     "pull_nnef_from_hub": "t2n_hf.hub",
     "push_nnef_to_hub": "t2n_hf.hub",
     "quantize_checkpoint": "t2n_hf.hf.quantize.checkpoint",

@@ -8,8 +8,8 @@ import typer
 
 from t2n_hf.cli.options import print_json, quiet_unless_watched
 from t2n_hf.errors import FormatError, OutputExistsError
-from t2n_hf.hf.calibration import WINDOW_TOKENS
-from t2n_hf.hf.calibration import calibrate as run_calibration
+from t2n_hf.hf.calibration.run import WINDOW_TOKENS
+from t2n_hf.hf.calibration.run import calibrate as run_calibration
 
 __all__ = ["calibrate"]
 

@@ -12,8 +12,8 @@ from transformers.utils import cached_file
 
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError, T2NError
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
-from t2n_hf.hf.device_map import DISK
-from t2n_hf.hf.dispatch_options import limits_of
+from t2n_hf.hf.dispatch.options import limits_of
+from t2n_hf.hf.placement.device_map import DISK
 from t2n_hf.hf.quantizer import register
 from t2n_hf.hf.tasks import TASKS, auto_class
 from t2n_hf.store.checkpoint import CheckpointIndex

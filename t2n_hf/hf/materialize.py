@@ -4,8 +4,8 @@ from typing import TypeVar
 
 from torch import nn
 
+from t2n_hf.hf.dispatch.moving import let_go
 from t2n_hf.hf.hooks import leases_of
-from t2n_hf.hf.moving import let_go
 from t2n_hf.hf.saving import disown
 from t2n_hf.hf.weights import replace_parameter
 from t2n_hf.tensor.opaque import OpaqueTensor

@@ -10,10 +10,10 @@ from torch import nn
 from t2n_hf.contract import OffloadState, WeightFormat
 from t2n_hf.errors import FormatError, T2NError
 from t2n_hf.hf.config import T2NConfig
-from t2n_hf.hf.device_map import CPU, Placement
 from t2n_hf.hf.disk_sources import StoredParts
-from t2n_hf.hf.needs import Weight, stays_in_memory
 from t2n_hf.hf.packing import ItemPacker, packs_by_item, quantized
+from t2n_hf.hf.placement.device_map import CPU, Placement
+from t2n_hf.hf.placement.needs import Weight, stays_in_memory
 from t2n_hf.hf.plan import Choice, Plan
 from t2n_hf.hf.sampled_error import SampledError
 from t2n_hf.hf.sources import CheckpointSources, MappedPages, total_nbytes

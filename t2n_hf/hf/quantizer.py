@@ -18,20 +18,20 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 
 from t2n_hf.errors import T2NError
-from t2n_hf.hf.cache_size import cache_nbytes_of
+from t2n_hf.hf.calibration.importance import importance_for
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
 from t2n_hf.hf.conversions import PlaceWeights, RebuildWeights, is_ours, with_parts
-from t2n_hf.hf.device_map import Placement, checked_map
+from t2n_hf.hf.dispatch.moving import align_inputs, hold_in_place
 from t2n_hf.hf.experts import fused_rules, itemwise
 from t2n_hf.hf.hooks import attach_pools, offloaded_parameters
-from t2n_hf.hf.importance import importance_for
-from t2n_hf.hf.infer import infer_map
 from t2n_hf.hf.materialize import materialize
-from t2n_hf.hf.moving import align_inputs, hold_in_place
-from t2n_hf.hf.needs import ModelNeeds, needs_of
+from t2n_hf.hf.placement.cache_size import cache_nbytes_of
+from t2n_hf.hf.placement.device_map import Placement, checked_map
+from t2n_hf.hf.placement.infer import infer_map
+from t2n_hf.hf.placement.needs import ModelNeeds, needs_of
+from t2n_hf.hf.placement.preflight import PlacementReport, preflight
 from t2n_hf.hf.placing import Placing
 from t2n_hf.hf.plan import Plan, make_plan, tied_groups
-from t2n_hf.hf.preflight import PlacementReport, preflight
 from t2n_hf.hf.report import CoverageReport, coverage_of
 from t2n_hf.hf.saving import adopt, packed_state_dict
 from t2n_hf.hf.sources import CheckpointSources, MappedPages

@@ -10,12 +10,12 @@ from transformers.integrations.accelerate import compute_module_sizes, infer_aut
 
 from t2n_hf import T2NConfig, plan_placement
 from t2n_hf.errors import BudgetError, ConfigError, UnsupportedOpError
-from t2n_hf.hf.cache_size import cache_nbytes
-from t2n_hf.hf.device_map import Placement
 from t2n_hf.hf.hooks import leases_of
-from t2n_hf.hf.infer import infer_map
-from t2n_hf.hf.needs import Weight, needs_of, stays_in_memory
-from t2n_hf.hf.preflight import preflight
+from t2n_hf.hf.placement.cache_size import cache_nbytes
+from t2n_hf.hf.placement.device_map import Placement
+from t2n_hf.hf.placement.infer import infer_map
+from t2n_hf.hf.placement.needs import Weight, needs_of, stays_in_memory
+from t2n_hf.hf.placement.preflight import preflight
 from t2n_hf.tensor.offload import OffloadedTensor
 
 

@@ -20,7 +20,7 @@ from transformers import (
 
 from t2n_hf import T2NConfig, calibrate, quantize_checkpoint
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf import input_statistics
+from t2n_hf.hf.calibration import input_statistics
 from t2n_hf.hf.loading import load_checkpoint
 
 LENGTH = 40

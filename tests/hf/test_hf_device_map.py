@@ -4,11 +4,11 @@ from torch import nn
 
 from t2n_hf import T2NConfig
 from t2n_hf.errors import BudgetError
-from t2n_hf.hf.device_map import Placement
-from t2n_hf.hf.dispatch import carry_out
+from t2n_hf.hf.dispatch.entry import carry_out
+from t2n_hf.hf.dispatch.module_load import ModuleLoad
 from t2n_hf.hf.hooks import leases_of
-from t2n_hf.hf.module_load import ModuleLoad
-from t2n_hf.hf.preflight import preflight
+from t2n_hf.hf.placement.device_map import Placement
+from t2n_hf.hf.placement.preflight import preflight
 from t2n_hf.tensor.contents import MemoryContent, SpillContent
 from t2n_hf.tensor.quant.q4_0 import QTensorTractScaleOnly
 

@@ -24,8 +24,8 @@ from t2n_hf.errors import (
     UnsupportedOpError,
 )
 from t2n_hf.hf.hooks import leases_of, offloaded_parameters
-from t2n_hf.hf.infer import infer_map
-from t2n_hf.hf.needs import Weight, needs_of
+from t2n_hf.hf.placement.infer import infer_map
+from t2n_hf.hf.placement.needs import Weight, needs_of
 from t2n_hf.hf.plan import tied_groups
 from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.quant.q4_0 import QTensorTractScaleOnly

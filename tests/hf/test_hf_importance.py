@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from t2n_hf import Importance, T2NConfig, load_checkpoint_and_dispatch
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError, StorageError
-from t2n_hf.hf.importance import importance_for
+from t2n_hf.hf.calibration.importance import importance_for
 from t2n_hf.hf.loading import load_checkpoint
 from t2n_hf.hf.plan import make_plan
 

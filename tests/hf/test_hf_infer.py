@@ -7,8 +7,8 @@ import torch
 from accelerate.utils import get_balanced_memory
 from torch import nn
 
-from t2n_hf.hf.infer import balanced, infer_map, largest_need, window_beside
-from t2n_hf.hf.needs import AtOnce, Weight, needs_of, stays_in_memory
+from t2n_hf.hf.placement.infer import balanced, infer_map, largest_need, window_beside
+from t2n_hf.hf.placement.needs import AtOnce, Weight, needs_of, stays_in_memory
 from t2n_hf.hf.plan import tied_groups
 
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from t2n_hf import T2NConfig, plan_placement
 from t2n_hf.errors import BudgetError, CheckpointNotFoundError, ConfigError, StorageError
-from t2n_hf.hf import preflight
 from t2n_hf.hf.hooks import leases_of, offloaded_parameters
 from t2n_hf.hf.loading import load_checkpoint
+from t2n_hf.hf.placement import preflight
 from t2n_hf.hf.weights import held_nbytes
 from t2n_hf.tensor.offload import OffloadedTensor
 

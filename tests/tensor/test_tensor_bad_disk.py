@@ -160,9 +160,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_tensor(tmp_path, monk
     other = tmp_path / "other"
     with monkeypatch.context() as patch:
         patch.setattr(spill_module.tempfile, "TemporaryFile", refused)
-        with pytest.raises(
-            StorageError, match=r"layer\.weight: cannot make a spill file in .*: Permission"
-        ):
+        with pytest.raises(StorageError, match=r"layer\.weight: cannot make a spill file in .*: Permission"):
             OffloadedTensor.from_original_tensor(torch.ones(8, 8), "layer.weight", other)
     weight.mul_(2)
     assert weight.to_base_tensor().unique().item() == 2

@@ -189,7 +189,6 @@ def test_two_classes_of_one_name_are_refused():
         lambda state: state["meta"].update(scheme={"name": "os.system"}),
         lambda state: state["meta"]["scheme"].pop("n_bits"),
     ],
-    ids=str,
 )
 def test_a_state_that_does_not_fit_together_is_refused(floats, change):
     state = next(tensors_of(floats)).to_offload_state()

@@ -19,9 +19,9 @@ import torch
 from t2n_hf.atomic import kept_folder, partial_path
 from t2n_hf.dtypes import dtype_of
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, StorageError
+from t2n_hf.hf.calibration.importance import importance_for
 from t2n_hf.hf.companions import fetch_companions
 from t2n_hf.hf.config import NOT_QUANTIZED, T2NConfig
-from t2n_hf.hf.importance import importance_for
 from t2n_hf.hf.loading import load_checkpoint
 from t2n_hf.hf.quantize.journal import fingerprint
 from t2n_hf.hf.quantize.output import check_target, write_side_files

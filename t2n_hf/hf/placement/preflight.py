@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 
 from t2n_hf.errors import BudgetError, StorageError
-from t2n_hf.hf.device_map import CPU, DISK, Placement, Where
 from t2n_hf.hf.hooks import window_of
-from t2n_hf.hf.infer import largest_need, window_beside
-from t2n_hf.hf.machine import device_named, free_disk_nbytes, memory_nbytes, reachable_memory_nbytes
-from t2n_hf.hf.needs import AtOnce, Item, ModelNeeds
+from t2n_hf.hf.placement.device_map import CPU, DISK, Placement, Where
+from t2n_hf.hf.placement.infer import largest_need, window_beside
+from t2n_hf.hf.placement.machine import device_named, free_disk_nbytes, memory_nbytes, reachable_memory_nbytes
+from t2n_hf.hf.placement.needs import AtOnce, Item, ModelNeeds
 from t2n_hf.store.spill import Spill
 
 __all__ = ["DeviceRow", "PlacementReport", "preflight"]

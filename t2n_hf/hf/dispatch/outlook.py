@@ -10,12 +10,12 @@ from transformers.integrations.accelerate import get_balanced_memory, get_max_me
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.config import T2NConfig
-from t2n_hf.hf.device_map import PLANNED_MAPS, Placement, Where, checked_map
-from t2n_hf.hf.dispatch import DeviceMap, plan_load
-from t2n_hf.hf.dispatch_options import config_for, limits_of, open_checkpoint
+from t2n_hf.hf.dispatch.entry import DeviceMap, plan_load
+from t2n_hf.hf.dispatch.module_load import ModuleLoad
+from t2n_hf.hf.dispatch.options import config_for, limits_of, open_checkpoint
 from t2n_hf.hf.loading import checkpoint_folder, empty_model
-from t2n_hf.hf.module_load import ModuleLoad
-from t2n_hf.hf.preflight import PlacementReport
+from t2n_hf.hf.placement.device_map import PLANNED_MAPS, Placement, Where, checked_map
+from t2n_hf.hf.placement.preflight import PlacementReport
 from t2n_hf.hf.quantizer import T2NQuantizer
 
 if TYPE_CHECKING:

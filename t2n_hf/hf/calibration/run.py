@@ -12,9 +12,9 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.calibration_tokens import Texts, batches_of, windows_of
-from t2n_hf.hf.importance import Importance
-from t2n_hf.hf.input_statistics import InputStatistics
+from t2n_hf.hf.calibration.importance import Importance
+from t2n_hf.hf.calibration.input_statistics import InputStatistics
+from t2n_hf.hf.calibration.tokens import Texts, batches_of, windows_of
 from t2n_hf.hf.loading import load_checkpoint
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.machine import device_named
+from t2n_hf.hf.placement.machine import device_named
 
 __all__ = ["CPU", "DISK", "PLANNED_MAPS", "Placement", "Where", "check_names", "checked_map"]
 

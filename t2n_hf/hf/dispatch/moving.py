@@ -10,7 +10,7 @@ from accelerate.utils import find_device, send_to_device
 from torch import nn
 
 from t2n_hf.errors import UnsupportedOpError
-from t2n_hf.hf.device_map import CPU, DISK, Placement
+from t2n_hf.hf.placement.device_map import CPU, DISK, Placement
 from t2n_hf.tensor.offload import OffloadedTensor
 
 __all__ = ["align_inputs", "hold_in_place", "let_go"]

@@ -11,8 +11,9 @@ from torch import nn
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.config import QUANT_METHOD, T2NConfig
-from t2n_hf.hf.device_map import PLANNED_MAPS, Placement, Where, check_names, checked_map
-from t2n_hf.hf.dispatch_options import (
+from t2n_hf.hf.dispatch.module_load import ModuleLoad
+from t2n_hf.hf.dispatch.moving import align_inputs, hold_in_place, let_go
+from t2n_hf.hf.dispatch.options import (
     config_for,
     dtype_named,
     limits_of,
@@ -21,10 +22,9 @@ from t2n_hf.hf.dispatch_options import (
     refuse_without_meaning,
 )
 from t2n_hf.hf.hooks import attach_pools, leases_of, offloaded_parameters
-from t2n_hf.hf.infer import balanced, infer_map
-from t2n_hf.hf.module_load import ModuleLoad
-from t2n_hf.hf.moving import align_inputs, hold_in_place, let_go
-from t2n_hf.hf.preflight import PlacementReport, preflight
+from t2n_hf.hf.placement.device_map import PLANNED_MAPS, Placement, Where, check_names, checked_map
+from t2n_hf.hf.placement.infer import balanced, infer_map
+from t2n_hf.hf.placement.preflight import PlacementReport, preflight
 from t2n_hf.hf.quantizer import T2NQuantizer
 from t2n_hf.hf.report import coverage_of
 from t2n_hf.hf.saving import adopt

@@ -13,8 +13,8 @@ from typing import Final
 
 from torch import nn
 
-from t2n_hf.hf.device_map import CPU, DISK, Where
-from t2n_hf.hf.needs import AtOnce, Item, ModelNeeds
+from t2n_hf.hf.placement.device_map import CPU, DISK, Where
+from t2n_hf.hf.placement.needs import AtOnce, Item, ModelNeeds
 
 __all__ = ["balanced", "infer_map", "largest_need", "window_beside"]
 

@@ -10,7 +10,7 @@ from accelerate.utils import convert_file_size_to_int
 
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
-from t2n_hf.hf.device_map import CPU, DISK, Where, checked_map
+from t2n_hf.hf.placement.device_map import CPU, DISK, Where, checked_map
 from t2n_hf.hf.stored import StoredForms
 from t2n_hf.store.checkpoint import ByteRange, CheckpointFile, CheckpointIndex
 

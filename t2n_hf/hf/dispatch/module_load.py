@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from t2n_hf.errors import FormatError
-from t2n_hf.hf.cache_size import cache_nbytes_of
+from t2n_hf.hf.calibration.importance import importance_for
 from t2n_hf.hf.config import T2NConfig
-from t2n_hf.hf.device_map import Placement
-from t2n_hf.hf.importance import importance_for
-from t2n_hf.hf.needs import ModelNeeds, Weight, needs_of
+from t2n_hf.hf.placement.cache_size import cache_nbytes_of
+from t2n_hf.hf.placement.device_map import Placement
+from t2n_hf.hf.placement.needs import ModelNeeds, Weight, needs_of
 from t2n_hf.hf.placing import Placing
 from t2n_hf.hf.plan import make_plan, tied_groups
 from t2n_hf.hf.sources import CheckpointSources, MappedPages
