@@ -36,7 +36,7 @@ def rewritten(checkpoint: Path, change: Any) -> Path:
 class Halves(OpaqueTensor, WeightFormat):
     """Values in f16 and their largest magnitude. Knows neither meta tensors nor rows, and notes what it was given."""
 
-    OFFLOAD_STATE_TAG = "t2n_hf_tests.halves.v1"
+    OFFLOAD_STATE_TAG = "t2n_hf_tests.noted_halves.v1"
     given: dict[str, torch.Tensor | None] = {}  # noqa: RUF012 - looked at by a test
     half: torch.Tensor
     largest: torch.Tensor

@@ -201,7 +201,7 @@ def test_parts_that_depend_on_values_are_refused(checkpoint, tmp_path, monkeypat
         return state
 
     monkeypatch.setattr(Halves, "to_offload_state", fewer)
-    refused(FormatError, "depend on values", checkpoint, tmp_path, weights="halves")
+    refused(FormatError, "depend on values", checkpoint, tmp_path, weights="noted_halves")
 
 
 def test_a_tensor_type_that_is_not_known_is_named(tmp_path):

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 
 import models
@@ -115,7 +116,8 @@ def test_a_folder_without_write_permission_is_named(tmp_path):
     folder = models.saved(models.m1(), tmp_path)
     spill = tmp_path / "spill"
     spill.mkdir(mode=0o555)
-    for path in (*folder.iterdir(), folder, tmp_path, tmp_path.parent, tmp_path.parent.parent):
+    ours = [path for path in tmp_path.parents if path.is_relative_to(tempfile.gettempdir())][:-1]
+    for path in (*folder.iterdir(), folder, tmp_path, *ours):
         path.chmod(path.stat().st_mode | 0o055)
     model = load(folder, spill, "none")  # reads the checkpoint where it is: needs no room
     expected = greedy(model)

@@ -159,7 +159,7 @@ def test_many_rows_are_checked_against_a_change_of_the_file_once(tmp_path, monke
 class Halves(OpaqueTensor, SupportsOffloadState):
     """Says that its parts have rows, and makes another shape of them."""
 
-    OFFLOAD_STATE_TAG = "rows_test.halves.v1"
+    OFFLOAD_STATE_TAG = "rows_test.row_halves.v1"
 
     @classmethod
     def of(cls, part):
