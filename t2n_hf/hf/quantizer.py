@@ -244,7 +244,7 @@ class T2NQuantizer(HfQuantizer):
         placing.finish()
         self.relative_errors = placing.errors
         _raise_first(placing.failures)
-        if self._placement.is_split:  # as transformers: without a map when all of it is on one device
+        if self._placement.asked:  # also when all of it is on one device: who asked for a map can look at it
             model.hf_device_map = self._placement.true_map()  # type: ignore[assignment]
         if offloaded_parameters(model):
             assert self.placement is not None  # without a map nothing is offloaded

@@ -59,7 +59,7 @@ def test_more_memory_never_turns_a_run_into_an_error(name, weights, options, tmp
         kept.append(resident(model))
     assert kept == sorted(kept)
     assert leases is None
-    assert not hasattr(model, "hf_device_map")  # as without us: one device, no map
+    assert model.hf_device_map == {"": "cpu"}
 
 
 def test_limits_can_be_given_as_text(tmp_path):
