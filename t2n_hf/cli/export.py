@@ -7,7 +7,7 @@ import torch
 import typer
 from tqdm import tqdm
 
-from t2n_hf.cli.options import placement_options, print_json, progress_bar, quiet_unless_watched
+from t2n_hf.cli.options import placement_options, print_report, progress_bar, quiet_unless_watched
 from t2n_hf.export import export_nnef
 
 __all__ = ["export"]
@@ -75,10 +75,7 @@ def export(
             trust_remote_code=trust_remote_code,
             on_progress=progress.update,
         )
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        print(report)
+    print_report(report, as_json)
 
 
 class _Progress:

@@ -14,6 +14,7 @@ __all__ = [
     "parse_max_memory",
     "placement_options",
     "print_json",
+    "print_report",
     "progress_bar",
     "quiet_unless_watched",
 ]
@@ -77,6 +78,14 @@ def placement_options(device_map: str | None, max_memory: list[str] | None) -> d
 def print_json(value: object) -> None:
     """Print one JSON document on stdout."""
     print(json.dumps(value, indent=2, sort_keys=True))
+
+
+def print_report(report: Any, as_json: bool) -> None:  # noqa: ANN401 - any report with to_dict()
+    """Print a report on stdout, as text or as one JSON document."""
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print(report)
 
 
 def progress_bar() -> bool:

@@ -8,7 +8,7 @@ import torch
 import typer
 from tqdm import tqdm
 
-from t2n_hf.cli.options import parse_bytes, print_json, progress_bar, quiet_unless_watched
+from t2n_hf.cli.options import parse_bytes, print_report, progress_bar, quiet_unless_watched
 from t2n_hf.hf.quantize.checkpoint import quantize_checkpoint
 
 __all__ = ["quantize"]
@@ -68,10 +68,7 @@ def quantize(
             trust_remote_code=trust_remote_code,
             on_progress=progress.update,
         )
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        print(report)
+    print_report(report, as_json)
 
 
 class _Progress:

@@ -11,7 +11,7 @@ from t2n_hf.dtypes import dtype_named, dtype_of
 from t2n_hf.errors import FormatError, QuantizationError, UnsupportedOpError
 from t2n_hf.nnef.dat import Payload, dense_payload
 from t2n_hf.tensor.quant.importance import checked_importance
-from t2n_hf.tensor.quant.packed_rows import PackedRows, row_chunks
+from t2n_hf.tensor.quant.packed_rows import PackedRows, demand_blocks, row_chunks, why_no_blocks
 from t2n_hf.tensor.transposed import TransposedTensor
 
 __all__ = ["PackedBlocks", "byte_chunks"]
@@ -69,22 +69,7 @@ class PackedBlocks(PackedRows, WeightFormat):
     @classmethod
     def refuses(cls, shape: Sequence[int], dtype: torch.dtype) -> str | None:
         """Say why the format cannot hold a tensor of this shape and dtype; None when it can."""
-        if not dtype.is_floating_point:
-            return f"its dtype is {dtype}, not a float"
-        if len(shape) < 2:
-            return f"it has {len(shape)} axes; {cls.LABEL} needs at least 2"
-        if shape[-1] % cls.BLOCK_VALUES or 0 in shape:
-            return f"its last axis has {shape[-1]} values; {cls.LABEL} packs blocks of {cls.BLOCK_VALUES}"
-        return None
-
-    @classmethod
-    def _demand(cls, shape: Sequence[int], dtype: torch.dtype, name: str) -> None:
-        reason = cls.refuses(shape, dtype)
-        if reason is not None:
-            raise QuantizationError(
-                f"{name or 'a tensor'} of shape {tuple(shape)} cannot be {cls.LABEL}: {reason}; "
-                "leave its module unquantized"
-            )
+        return why_no_blocks(cls.LABEL, cls.BLOCK_VALUES, shape, dtype)
 
     @classmethod
     def packed_nbytes(cls, shape: Sequence[int]) -> int:
@@ -105,7 +90,7 @@ class PackedBlocks(PackedRows, WeightFormat):
         Raises QuantizationError, naming `name`, for a shape that does not fit, NaN, infinity, or a value whose scale
         f16 cannot hold.
         """
-        cls._demand(tensor.shape, tensor.dtype, name)
+        demand_blocks(cls.LABEL, cls.BLOCK_VALUES, tensor, name)
         columns = tensor.shape[-1]
         groups = columns // cls.BLOCK_VALUES
         if importance is not None:

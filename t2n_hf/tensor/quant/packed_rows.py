@@ -1,17 +1,17 @@
 """What packed weights share: products, gathers and indexing that make a few rows dense at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 
-from t2n_hf.errors import UnsupportedOpError
+from t2n_hf.errors import QuantizationError, UnsupportedOpError
 from t2n_hf.tensor.fallback import materialise
 from t2n_hf.tensor.product import dense_product
 from t2n_hf.tensor.wrapper import OpaqueTensor
 
-__all__ = ["CHUNK_VALUES", "ROW_MULTIPLE", "PackedRows", "row_chunks"]
+__all__ = ["CHUNK_VALUES", "ROW_MULTIPLE", "PackedRows", "demand_blocks", "row_chunks", "why_no_blocks"]
 
 # Values that are dense at once while a weight is read: few enough for a cache, enough rows for a fast product.
 CHUNK_VALUES: Final = 1 << 20
@@ -24,6 +24,27 @@ def row_chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
     step = max(ROW_MULTIPLE, CHUNK_VALUES // max(1, columns) // ROW_MULTIPLE * ROW_MULTIPLE)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
+
+
+def why_no_blocks(label: str, block_values: int, shape: Sequence[int], dtype: torch.dtype) -> str | None:
+    """Say why a format `label`, of blocks along the last axis, cannot hold such a tensor; None when it can."""
+    if not dtype.is_floating_point:
+        return f"its dtype is {dtype}, not a float"
+    if len(shape) < 2:
+        return f"it has {len(shape)} axes; {label} needs at least 2"
+    if shape[-1] % block_values or 0 in shape:
+        return f"its last axis has {shape[-1]} values; {label} packs blocks of {block_values}"
+    return None
+
+
+def demand_blocks(label: str, block_values: int, tensor: torch.Tensor, name: str = "") -> None:
+    """Raise QuantizationError, naming `name`, for a `tensor` that the format cannot hold: see `why_no_blocks`."""
+    reason = why_no_blocks(label, block_values, tensor.shape, tensor.dtype)
+    if reason is not None:
+        raise QuantizationError(
+            f"{name or 'a tensor'} of shape {tuple(tensor.shape)} cannot be {label}: {reason}; "
+            "leave its module unquantized"
+        )
 
 
 class PackedRows(OpaqueTensor):

@@ -14,14 +14,14 @@ from typing_extensions import Self
 
 from t2n_hf.contract import COMPUTE_MODES, InferenceTarget, OffloadState, WeightFormat
 from t2n_hf.dtypes import dtype_named, dtype_of
-from t2n_hf.errors import ConfigError, FormatError, QuantizationError
+from t2n_hf.errors import ConfigError, FormatError
 from t2n_hf.nnef.dat import Payload, q4_0_payload
 from t2n_hf.tensor.opaque import overriding_compute
 from t2n_hf.tensor.quant.compressors import U8Compressor
 from t2n_hf.tensor.quant.importance import checked_importance
 from t2n_hf.tensor.quant.kernels import Int4Kernel, KernelLayout, int4_kernel, int4_kernel_report, required_kernel
 from t2n_hf.tensor.quant.packed_blocks import byte_chunks
-from t2n_hf.tensor.quant.packed_rows import PackedRows, row_chunks
+from t2n_hf.tensor.quant.packed_rows import PackedRows, demand_blocks, row_chunks, why_no_blocks
 from t2n_hf.tensor.quant.q4_0_blocks import (
     BLOCK_NBYTES,
     BLOCK_VALUES,
@@ -40,14 +40,6 @@ __all__ = ["QTensorTractScaleOnly"]
 
 # How the names that `platform.machine()` gives on ARM begin.
 _ARM: Final = ("arm", "aarch64")
-
-
-def _demand(shape: Sequence[int], dtype: torch.dtype, name: str) -> None:
-    reason = QTensorTractScaleOnly.refuses(shape, dtype)
-    if reason is not None:
-        raise QuantizationError(
-            f"{name or 'a tensor'} of shape {tuple(shape)} cannot be Q4_0: {reason}; leave its module unquantized"
-        )
 
 
 def _storage_of_blocks(tensors: dict[str, torch.Tensor]) -> BlockStorage:
@@ -104,7 +96,7 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
     def _fill(self, fp_tensor: torch.Tensor, qscheme: QScheme, u8_compressors: list[U8Compressor]) -> None:
         if not isinstance(qscheme, QScalePerGroupF16) or (qscheme.n_bits, qscheme.group_size) != (4, BLOCK_VALUES):
             raise ConfigError(f"Q4_0 needs QScalePerGroupF16(group_size=32, n_bits=4), got {qscheme!r}")
-        _demand(fp_tensor.shape, fp_tensor.dtype, "")
+        demand_blocks("Q4_0", BLOCK_VALUES, fp_tensor)
         scales = qscheme.scale.reshape(*fp_tensor.shape[:-1], -1)
         blocks = blocks_from_quants(qscheme.quantize_as_u8(fp_tensor.detach()), scales.to(fp_tensor.device))
         self._hold(BlockStorage(blocks, blocks.shape[-3]), "exact")
@@ -129,13 +121,7 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
     @classmethod
     def refuses(cls, shape: Sequence[int], dtype: torch.dtype) -> str | None:
         """Say why Q4_0 cannot hold a tensor of this shape and dtype; None when it can."""
-        if not dtype.is_floating_point:
-            return f"its dtype is {dtype}, not a float"
-        if len(shape) < 2:
-            return f"it has {len(shape)} axes; Q4_0 needs at least 2"
-        if shape[-1] % BLOCK_VALUES or 0 in shape:
-            return f"its last axis has {shape[-1]} values; Q4_0 packs blocks of {BLOCK_VALUES}"
-        return None
+        return why_no_blocks("Q4_0", BLOCK_VALUES, shape, dtype)
 
     @classmethod
     def packed_nbytes(cls, shape: Sequence[int]) -> int:
@@ -162,7 +148,7 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
         See `quantize_rows` for the rule, and `quantize_weighted_rows` for that with `importance`, f32 (K,). Raises
         QuantizationError, naming `name`, for a shape that does not fit, NaN, infinity, or a value too large.
         """
-        _demand(tensor.shape, tensor.dtype, name)
+        demand_blocks("Q4_0", BLOCK_VALUES, tensor, name)
         groups = tensor.shape[-1] // BLOCK_VALUES
         rows = tensor.detach().reshape(-1, tensor.shape[-1])
         if importance is None and tensor.device.type != "meta":

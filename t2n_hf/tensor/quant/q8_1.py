@@ -15,6 +15,7 @@ from t2n_hf.errors import ConfigError
 from t2n_hf.nnef.dat import Payload, q8_1_payload
 from t2n_hf.tensor.quant.compressors import U8Compressor
 from t2n_hf.tensor.quant.packed_blocks import PackedBlocks, byte_chunks
+from t2n_hf.tensor.quant.packed_rows import demand_blocks
 from t2n_hf.tensor.quant.qtensor import QTensorTract
 from t2n_hf.tensor.quant.scheme import QScalePerGroupF16, QScheme
 
@@ -49,7 +50,7 @@ class QTensorTractQ81(PackedBlocks, QTensorTract):
     def _fill(self, fp_tensor: torch.Tensor, qscheme: QScheme, u8_compressors: list[U8Compressor]) -> None:
         if not isinstance(qscheme, QScalePerGroupF16) or (qscheme.n_bits, qscheme.group_size) != (8, 32):
             raise ConfigError(f"Q8_1 needs QScalePerGroupF16(group_size=32, n_bits=8), got {qscheme!r}")
-        self._demand(fp_tensor.shape, fp_tensor.dtype, "")
+        demand_blocks(self.LABEL, self.BLOCK_VALUES, fp_tensor)
         quants = (qscheme.quantize_as_u8(fp_tensor.detach()) ^ 128).view(torch.int8).unflatten(-1, (-1, 32))
         scales = qscheme.scale.to(fp_tensor.device).reshape(*quants.shape[:-1], 1)
         self._hold(_blocks_from_quants(quants, scales))
