@@ -1,0 +1,71 @@
+"""What models have in common when they are captured: switches, bounds on positions, where their layers are."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from t2n_hf.errors import ConfigError
+from t2n_hf.hf.rotary import capturable_rotary
+
+__all__ = ["capture_settings", "context_of", "layer_lists", "takes", "usable_context"]
+
+
+@contextmanager
+def capture_settings(model: PreTrainedModel) -> Iterator[None]:
+    """Set `model` up so that it can be captured; everything is as before after any exit.
+
+    Evaluation mode, scaled-dot-product or eager attention, experts as batched matrix products (the default dispatches
+    on the data), and rotary embeddings that do not branch on the length.
+    """
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
+        model.eval()
+        if model.config._attn_implementation not in ("sdpa", "eager"):
+            stack.callback(model.set_attn_implementation, model.config._attn_implementation)
+            model.set_attn_implementation("sdpa")
+        stack.callback(model.set_experts_implementation, model.get_experts_implementation())
+        model.set_experts_implementation("batched_mm")
+        stack.enter_context(capturable_rotary(model))
+        yield
+
+
+def usable_context(model: PreTrainedModel) -> int | None:
+    """Number of positions that the model was made for, or None when it has no bound."""
+    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= 0:
+        return None
+    # The RoBERTa family counts its positions from padding_idx + 1.
+    padding = getattr(getattr(model.base_model, "embeddings", None), "padding_idx", None)
+    return positions - padding - 1 if isinstance(padding, int) else positions
+
+
+def context_of(model: PreTrainedModel, asked: int | None) -> int | None:
+    """Positions to export for: those asked for, or all that the model has. Raises ConfigError for more than these."""
+    usable = usable_context(model)
+    if asked is None:
+        return usable
+    if asked < 1 or (usable is not None and asked > usable):
+        limit = "a positive number" if usable is None else f"1 to {usable}, the positions that the model has"
+        raise ConfigError(f"max_context={asked}; expected {limit}")
+    return asked
+
+
+def takes(forward: Callable[..., Any], name: str) -> bool:
+    """Whether `forward` has a parameter of that name."""
+    return name in inspect.signature(forward).parameters
+
+
+def layer_lists(model: PreTrainedModel) -> tuple[str, ...]:
+    """Names, inside the wrapper, of the lists that hold the model's layers: as long as it has layers, and outermost."""
+    depth = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    found: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if isinstance(module, nn.ModuleList) and len(module) == depth and not inside:
+            found.append(name)
+    return tuple(f"model.{name}" for name in found)
