@@ -12,11 +12,13 @@ from t2n_hf.export.lowered import Lowered, MissingOp, WeightBinding, WeightForma
 from t2n_hf.export.lowering import Lowering
 from t2n_hf.ops.attention import rope
 from t2n_hf.ops.emit import Emit, EmitOptions, module_of, source_line
+from t2n_hf.ops.recurrent import recurrent
 from t2n_hf.ops.table import EMITTERS, EmitterTable
 from t2n_hf.ops.value import Value
 from t2n_hf.trace.captured import Captured
 from t2n_hf.trace.passes.rope import ROPE_OP
 from t2n_hf.trace.pieces import LAYER_OP
+from t2n_hf.trace.recurrent import RECURRENT_OP
 
 __all__ = ["Lowered", "MissingOp", "WeightBinding", "WeightFormatInfo", "emitter_table", "lower", "missing_emitters"]
 
@@ -27,7 +29,7 @@ def _item(_emit: Emit, values: list[Value], place: int) -> Value:
 
 def emitter_table() -> EmitterTable:
     """Emitters of all families, and of the calls that the capture makes itself."""
-    return EMITTERS.extended({ROPE_OP: rope, operator.getitem: _item})
+    return EMITTERS.extended({ROPE_OP: rope, RECURRENT_OP: recurrent, operator.getitem: _item})
 
 
 def missing_emitters(captured: Captured) -> list[MissingOp]:

@@ -12,6 +12,7 @@ from t2n_hf.export.fragments import FragmentPlan, plan_fragment
 from t2n_hf.export.lowered import Lowered, WeightBinding, WeightFormatInfo
 from t2n_hf.nnef.ir import Assign, Document, External, Fragment, Name, Variable
 from t2n_hf.nnef.names import Namer
+from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.dims import dims
 from t2n_hf.ops.emit import Emit, EmitOptions
 from t2n_hf.ops.table import EmitterTable
@@ -68,10 +69,11 @@ class Lowering:
         self._symbols = {symbol: sympy.Symbol(name, integer=True) for symbol, name in graph.symbols.items()}
         self._namer = Namer([*graph.symbols.values(), *(name for _, name in (*graph.inputs, *graph.outputs))])
         self._fragment_namer = Namer()
+        self._bodies = Bodies(self._fragment_namer, graph.symbols.values())
         self._emit = self._new_emit(self._namer)
 
     def _new_emit(self, namer: Namer) -> Emit:
-        return Emit(self.table.extended({LAYER_OP: self._layer}), namer, self._symbols, self.options)
+        return Emit(self.table.extended({LAYER_OP: self._layer}), namer, self._symbols, self.options, self._bodies)
 
     def run(self, properties: Mapping[str, str], reasons: Mapping[str, str]) -> Lowered:
         """Write everything; `reasons` says why weights are dense that have a block format."""
@@ -85,14 +87,15 @@ class Lowering:
         emit.write_outputs(graph.outputs)
         self._force({b.name: b.fqn for b in self._bindings.values() if b.fqn is not None}, emit.forced_dense)
         bindings = [replace(b, reason=reasons.get(b.fqn or "")) for b in self._bindings.values()]
-        fragments = {id(written.fragment): written.fragment for written in self._written.values()}
+        layers = {id(written.fragment): written.fragment for written in self._written.values()}
+        fragments = (*self._bodies.fragments(), *layers.values())
         document = Document(
             inputs=tuple(External(v.name.text, tract_dtype(v.dtype), tuple(dims(v.shape))) for v in inputs),
             outputs=tuple(name for _, name in graph.outputs),
             variables=tuple(Variable(b.name, b.label, b.shape) for b in bindings),
             body=tuple(emit.body),
-            fragments=tuple(fragments.values()),
-            extensions=_extensions([emit.body, *(fragment.body for fragment in fragments.values())]),
+            fragments=fragments,
+            extensions=_extensions([emit.body, *(fragment.body for fragment in fragments)]),
             symbols=tuple(dict.fromkeys(graph.symbols.values())),
             asserts=tuple(graph.asserts),
             properties=dict(properties),

@@ -15,6 +15,7 @@ import torch
 from t2n_hf.errors import EmitError
 from t2n_hf.nnef.ir import Assign, Name
 from t2n_hf.nnef.names import Namer
+from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.dims import Length, Shape, broadcast_shapes, dim, dims, same
 from t2n_hf.ops.value import Number, Operand, Value, is_number, tract_dtype
 
@@ -34,13 +35,15 @@ class Builder:
         base: stem of the names that new values get.
         site: the operator that is being written and where it comes from, for messages.
         forced_dense: name of a block weight -> why its format cannot be used.
+        fragments: bodies of loops, shared by all that write one document.
     """
 
-    def __init__(self, namer: Namer) -> None:
+    def __init__(self, namer: Namer, fragments: Bodies | None = None) -> None:
         self.body: list[Assign] = []
         self.base = "value"
         self.site = ""
         self.forced_dense: dict[str, str] = {}
+        self.fragments = Bodies() if fragments is None else fragments
         self._namer = namer
         self._known: dict[str, list[Value]] = {}
 

@@ -12,6 +12,7 @@ from torch import fx
 from t2n_hf.errors import EmitError
 from t2n_hf.nnef.ir import Assign, Name
 from t2n_hf.nnef.names import Namer
+from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.builder import Builder
 from t2n_hf.ops.dims import Shape, length_of, same
 from t2n_hf.ops.table import EmitterTable
@@ -45,12 +46,18 @@ class Emit(Builder):
         namer: gives names; input and output names are reserved in it.
         symbols: symbol of the captured graph -> named symbol.
         options: what may be chosen.
+        fragments: bodies of loops that were written, shared by all that write one document.
     """
 
     def __init__(
-        self, table: EmitterTable, namer: Namer, symbols: Mapping[sympy.Symbol, sympy.Expr], options: EmitOptions
+        self,
+        table: EmitterTable,
+        namer: Namer,
+        symbols: Mapping[sympy.Symbol, sympy.Expr],
+        options: EmitOptions,
+        fragments: Bodies | None = None,
     ) -> None:
-        super().__init__(namer)
+        super().__init__(namer, fragments)
         self.options = options
         self.env: dict[fx.Node, Any] = {}
         self.final_names: dict[fx.Node, str] = {}

@@ -1,5 +1,6 @@
 """Capture of a model as a graph, by torch.export under fake tensors; no weight is read."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Literal
@@ -17,6 +18,7 @@ from t2n_hf.trace.layers import PieceError
 from t2n_hf.trace.passes import simplify
 from t2n_hf.trace.passes.writes import refuse_kept_writes
 from t2n_hf.trace.pieces import PieceRecorder
+from t2n_hf.trace.recurrent import RecurrentLayersKept
 from t2n_hf.trace.swap import plain_tensors_kept
 
 __all__ = ["CAPTURE_MODES", "capture"]
@@ -72,9 +74,15 @@ def _capture(interface: Interface, flat: FlatInterface, layers: tuple[str, ...])
     return captured
 
 
+# A recurrent layer keeps a list of its parameters, which torch.export fills with its own and then takes for a write.
+_RECURRENT_LISTS: Final = r"The tensor attributes? (self\.[\w.]*_flat_weights\[\d+\](, )?)+ (was|were) assigned"
+
+
 def _export(flat: FlatInterface) -> torch.export.ExportedProgram:
     try:
-        return torch.export.export(flat.module, (flat.tensors,), dynamic_shapes=(flat.dims,), strict=False)
+        with warnings.catch_warnings(), RecurrentLayersKept():
+            warnings.filterwarnings("ignore", _RECURRENT_LISTS)
+            return torch.export.export(flat.module, (flat.tensors,), dynamic_shapes=(flat.dims,), strict=False)
     except (T2NError, PieceError):
         raise
     except Exception as error:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,13 +32,13 @@ class _Swap:
 
     dtype: torch.dtype
     mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
-    undo: list[tuple[dict[str, torch.Tensor | None], dict[str, torch.Tensor | None]]] = field(default_factory=list)
+    undo: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     stand_ins: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def swap(self, module: nn.Module, where: str) -> None:
         """Put stand-ins into one module (not its children)."""
         for tensors in (module._parameters, module._buffers):
-            self.undo.append((tensors, dict(tensors)))  # type: ignore[arg-type]
+            self.undo.append((tensors, dict(tensors)))
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 module._parameters[name] = self._stand_in(parameter, is_parameter=True)  # type: ignore[assignment]
@@ -48,6 +49,10 @@ class _Swap:
                 module._buffers[name] = self._stand_in(buffer, is_parameter=False)
             else:
                 module._buffers[name] = self._real(buffer, f"{where}.{name}" if where else name)
+        if isinstance(module, nn.RNNBase):
+            # Its forward reads a list of the same parameters, which torch keeps beside them.
+            self.undo.append((vars(module), dict(vars(module))))
+            module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
 
     def _stand_in(self, tensor: torch.Tensor, *, is_parameter: bool) -> torch.Tensor:
         if id(tensor) not in self.stand_ins:

@@ -39,6 +39,22 @@ class Case:
     least: int = 1
 
 
+def floats(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers, the same ones for a seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def seeded(module: nn.Module) -> nn.Module:
+    """The module with weights of normal numbers, and running statistics that are neither 0 nor 1."""
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(floats(*buffer.shape).abs() + 0.5) if "var" in name else buffer.copy_(floats(*buffer.shape))
+    return module.eval()
+
+
 class FunctionModule(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
