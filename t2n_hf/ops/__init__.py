@@ -18,6 +18,7 @@ from t2n_hf.ops import (
     reduction,
     shape,
     slicing,
+    state_space,
     unary,
 )
 
@@ -36,5 +37,6 @@ __all__ = [
     "reduction",
     "shape",
     "slicing",
+    "state_space",
     "unary",
 ]
