@@ -71,6 +71,18 @@ PUBLIC = {
         "fp_to_tract_q4_0_with_min_max_calibration",
         "qscale_per_group_f16_min_max_calibration",
     },
+    "t2n_hf.trace": {
+        "choose_kwargs_for_dynamic_shapes",
+        "deserialize_args",
+        "deserialize_args_kwargs",
+        "extract_names_from_schema",
+        "make_copy",
+        "serialize_args",
+        "serialize_one",
+        "tree_spec_as_name",
+        "tree_spec_from_name",
+        "type_as_str_with_info",
+    },
     "t2n_hf.testing": {"ModelConformance", "WeightFormatConformance"},
 }
 

@@ -18,12 +18,13 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, get_layer_types
 from transformers.configuration_utils import get_head_shapes
 
 from t2n_hf.errors import ConfigError
+from t2n_hf.hf.cache_trees import register_cache_trees
 
-__all__ = ["CacheShape", "WholeCache", "cache_parameter", "cache_shapes"]
+__all__ = ["ATTENTION_KINDS", "CacheShape", "WholeCache", "WholeLayer", "cache_parameter", "cache_shapes"]
 
 # transformers is renaming `past_key_values` to `cache`; the older names live on in models outside its tree.
 _CACHE_NAMES: Final = ("cache", "past_key_values", "layer_past", "past_key_value")
-_ATTENTION_KINDS: Final = ("full_attention", "sliding_attention", "chunked_attention")
+ATTENTION_KINDS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class CacheShape:
 
 
 @final
-class _WholeLayer(DynamicLayer):
+class WholeLayer(DynamicLayer):
     """A dynamic layer that is born with its tensors and never asks whether they are empty."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -71,7 +72,7 @@ class WholeCache(DynamicCache):
         super().__init__()
         if len(tensors) % 2:
             raise ConfigError(f"a cache takes keys and values by turns, got {len(tensors)} tensors")
-        self.layers = [_WholeLayer(k, v) for k, v in zip(tensors[::2], tensors[1::2], strict=True)]
+        self.layers = [WholeLayer(k, v) for k, v in zip(tensors[::2], tensors[1::2], strict=True)]
 
     def tensors(self) -> list[torch.Tensor]:
         """Keys and values by turns, as they are now."""
@@ -92,6 +93,7 @@ def _unflatten(tensors: Any, _context: Any) -> WholeCache:  # noqa: ANN401 - pyt
 
 # The class is ours, so that this never clashes with a registration of DynamicCache by somebody else.
 pytree.register_pytree_node(WholeCache, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
+register_cache_trees()
 
 
 def cache_parameter(forward: Callable[..., Any]) -> str | None:
@@ -111,11 +113,11 @@ def cache_shapes(config: PreTrainedConfig) -> tuple[CacheShape, ...]:
     if getattr(decoder, "num_attention_heads", None) is None:
         raise ConfigError(f"{name} has no attention heads: only models that cache keys and values are supported")
     kinds = get_layer_types_and_kwargs(decoder)[0]
-    others = sorted(set(kinds) - set(_ATTENTION_KINDS))
+    others = sorted(set(kinds) - ATTENTION_KINDS)
     if others:
         raise ConfigError(
             f"{name} has layers of kind {', '.join(others)}; only layers that cache their own keys and values are "
-            f"supported ({', '.join(_ATTENTION_KINDS)})"
+            f"supported ({', '.join(sorted(ATTENTION_KINDS))})"
         )
     rank = getattr(decoder, "kv_lora_rank", None)
     if rank is not None:  # multi-head latent attention caches the latent and the rotated part, each as one head

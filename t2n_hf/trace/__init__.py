@@ -2,5 +2,31 @@
 
 `interface` says what is captured (made by `hf.tasks` or `export.module_interface`), `capture` does it, `captured` is
 what comes of it. On the way: `fakes` stand in for weights, `flat` lays arguments flat, `pieces` traces each kind of
-repeated layer once (`layers` tells kinds apart, `tracing` traces one), `passes` simplify the graphs.
+repeated layer once (`layers` tells kinds apart, `tracing` traces one, `piece_by_piece_serialize` makes calls flat and
+back, with structures as text: `tree_text`), `passes` simplify the graphs.
 """
+
+from t2n_hf.trace.piece_by_piece_serialize import (
+    choose_kwargs_for_dynamic_shapes,
+    deserialize_args,
+    deserialize_args_kwargs,
+    extract_names_from_schema,
+    make_copy,
+    serialize_args,
+    serialize_one,
+    type_as_str_with_info,
+)
+from t2n_hf.trace.tree_text import tree_spec_as_name, tree_spec_from_name
+
+__all__ = [
+    "choose_kwargs_for_dynamic_shapes",
+    "deserialize_args",
+    "deserialize_args_kwargs",
+    "extract_names_from_schema",
+    "make_copy",
+    "serialize_args",
+    "serialize_one",
+    "tree_spec_as_name",
+    "tree_spec_from_name",
+    "type_as_str_with_info",
+]

@@ -15,6 +15,7 @@ from t2n_hf.trace.fakes import canonical_names, fake_weights
 from t2n_hf.trace.flat import FlatInterface, dim_name, flatten_interface
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.layers import PieceError
+from t2n_hf.trace.lengths import export_with_lengths
 from t2n_hf.trace.passes import simplify
 from t2n_hf.trace.passes.writes import refuse_kept_writes
 from t2n_hf.trace.pieces import PieceRecorder
@@ -82,7 +83,7 @@ def _export(flat: FlatInterface) -> torch.export.ExportedProgram:
     try:
         with warnings.catch_warnings(), RecurrentLayersKept():
             warnings.filterwarnings("ignore", _RECURRENT_LISTS)
-            return torch.export.export(flat.module, (flat.tensors,), dynamic_shapes=(flat.dims,), strict=False)
+            return export_with_lengths(flat.module, flat.tensors, flat.dims)
     except (T2NError, PieceError):
         raise
     except Exception as error:

@@ -1,0 +1,28 @@
+"""A module run on shapes alone: no weight is read."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
+
+__all__ = ["shapes_only"]
+
+
+@contextmanager
+def shapes_only(module: nn.Module) -> Iterator[None]:
+    """Let `module` be run on tensors made inside the block: everything in it has a shape and a type, and no values.
+
+    The module has its own tensors back after any exit.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), plain_tensors_kept(module):
+        fakes: dict[int, torch.Tensor] = {}
+        stand_ins = {
+            name: fakes.setdefault(id(tensor), torch.empty(tuple(tensor.shape), dtype=tensor.dtype))
+            for name, tensor in tensors_of(module).items()
+        }
+        with tensors_replaced(module, stand_ins):
+            yield
