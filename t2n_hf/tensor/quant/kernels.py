@@ -6,6 +6,7 @@ probed on a small pattern; where the probe fails there is no fast path, `int4_ke
 `int4_kernel_report()` says why.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from t2n_hf.errors import UnsupportedOpError
+from t2n_hf.tensor.quant.kernel_scales import kernel_pairs, pairs_at, put_scales, scales_at, scales_form
 from t2n_hf.tensor.quant.native import NativeDense, native_dense
+from t2n_hf.tensor.quant.packed_rows import ROW_MULTIPLE
 from t2n_hf.tensor.quant.q4_0_blocks import (
     BLOCK_VALUES,
     blocks_from_quants,
@@ -36,18 +39,16 @@ __all__ = [
     "required_kernel",
 ]
 
-# Rows are padded to this, the widest block that torch's kernel packs; every narrower one divides it.
-_ROW_MULTIPLE: Final = 64
-# The scale of a block is f16, the kernel wants bf16: what rounding took away is kept here, in the slot that the kernel
-# adds to the weight. It is at most 2^-8 of the scale, so times 2^-40 it is far below what bf16 sums can show.
-_RESIDUAL_FACTOR: Final = 2.0**-40
 # Rows packed at once: bounds the transient to a few MiB at the widths that models have.
 _PACK_ROWS: Final = 512
 _LOW_NIBBLES: Final = 0x0F0F0F0F0F0F0F0F
 
 
 class KernelLayout(NamedTuple):
-    """One weight (N, K) as a kernel wants it: uint8 (Np, K/2) and bf16 (K/32, Np, 2), where Np is N padded to 64."""
+    """One weight (N, K) for a kernel: quants, uint8 (Np, K/2), where Np is N padded to 64, and scales.
+
+    Scales are bf16 (K/32, Np, 2) as the kernel wants them, or f16 (slices, K/32, rows): see kernel_scales.
+    """
 
     packed: torch.Tensor
     scales: torch.Tensor
@@ -102,22 +103,24 @@ class TorchInt4Kernel:
         return f"torch_int4pack_{self.width}"
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        """Bytes of the layout of a weight of this shape, (..., N, K): a half per value and four per block."""
+        """Bytes of the layout of a weight of this shape, (..., N, K): a half per value, and those of the scales."""
         *lead, rows, columns = shape
-        padded = -(-rows // _ROW_MULTIPLE) * _ROW_MULTIPLE
-        return torch.Size(lead).numel() * padded * (columns // 2 + columns // BLOCK_VALUES * 4)
+        padded = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+        scales, dtype = scales_form(rows, columns)
+        return math.prod(lead) * (padded * columns // 2 + math.prod(scales) * dtype.itemsize)
 
     def pack(self, blocks: torch.Tensor) -> KernelLayout:
         """Repack canonical blocks, uint8 (N, K/32, 18), a few rows at a time."""
         count, groups, _ = blocks.shape
-        padded = -(-count // _ROW_MULTIPLE) * _ROW_MULTIPLE
+        padded = -(-count // ROW_MULTIPLE) * ROW_MULTIPLE
         packed = blocks.new_empty(padded, groups * BLOCK_VALUES // 2)
-        scales = blocks.new_zeros(groups, padded, 2, dtype=torch.bfloat16)
+        shape, dtype = scales_form(count, groups * BLOCK_VALUES)
+        scales = blocks.new_zeros(shape, dtype=dtype)
         for start in range(0, padded, _PACK_ROWS):
             part = blocks[start : start + _PACK_ROWS]
             stop = min(start + _PACK_ROWS, padded)
             self._pack_quants(part[..., 2:], packed[start:stop])
-            scales[:, start : start + part.shape[0]] = _split_scales(scales_of(part))
+            put_scales(scales, start, scales_of(part))
         return KernelLayout(packed, scales)
 
     def _pack_quants(self, quants: torch.Tensor, out: torch.Tensor) -> None:
@@ -142,20 +145,23 @@ class TorchInt4Kernel:
         bytes_ = self._grouped(layout.packed[start:end])
         columns = torch.cat((bytes_ & 15, bytes_ >> 4), dim=-1)
         quants = columns.transpose(1, 2).reshape(end - start, -1, BLOCK_VALUES)
-        return quants[: stop - start], _join_scales(layout.scales[:, start:stop])
+        return quants[: stop - start], scales_at(layout.scales, slice(start, stop)).to(torch.float16)
 
     def dense(
         self, layout: KernelLayout, start: int, stop: int, dtype: torch.dtype, *, native: bool = False
     ) -> torch.Tensor:
         """Give the values of rows start..stop, exact in f32, then rounded to `dtype`: (rows, K); start % 64 == 0."""
+        half, end = self.width // 2, -(-stop // self.width) * self.width
         reader = native_reader() if native else None
         if reader is not None and reader.takes(dtype):
-            return reader.dense(layout.packed, layout.scales, range(start, stop, self.width), dtype)
-        half, end = self.width // 2, -(-stop // self.width) * self.width
+            if layout.scales.dtype is torch.bfloat16:
+                return reader.dense(layout.packed, layout.scales, range(start, stop, self.width), dtype)
+            pairs = pairs_at(layout.scales, start, end)
+            return reader.dense(layout.packed[start:end], pairs, range(0, stop - start, self.width), dtype)
         packed = self._grouped(layout.packed[start:end]).transpose(1, 2)
         packed = packed.clone(memory_format=torch.contiguous_format).bitwise_xor_(0x88)
         groups, _, columns = packed.shape
-        scales = _exact_scales(layout.scales[:, start:end]).T.contiguous().view(groups, 2, half, -1)
+        scales = scales_at(layout.scales, slice(start, end)).view(groups, 2, half, -1)
         values = torch.empty(groups, 2, half, columns, dtype=dtype, device=packed.device)
         scale_raised(packed << 4, scales[:, 0], dtype, out=values[:, 0])
         scale_raised(packed.bitwise_and_(0xF0), scales[:, 1], dtype, out=values[:, 1])
@@ -171,37 +177,18 @@ class TorchInt4Kernel:
         inside = rows % self.width
         bytes_ = self._grouped(layout.packed)[rows // self.width, :, inside % half]
         quants = bytes_ >> (inside // half * 4).to(torch.uint8).unsqueeze(-1) & 15
-        return quants.unflatten(-1, (-1, BLOCK_VALUES)), _join_scales(layout.scales[:, rows])
+        return quants.unflatten(-1, (-1, BLOCK_VALUES)), scales_at(layout.scales, rows).to(torch.float16)
 
     def matmul(self, x: torch.Tensor, layout: KernelLayout) -> torch.Tensor:
         """Compute x @ weight.T for x, bf16 (M, K): bf16 (M, Np)."""
-        return torch._weight_int4pack_mm_for_cpu(x.contiguous(), layout.packed, BLOCK_VALUES, layout.scales)
-
-
-def _split_scales(scales: torch.Tensor) -> torch.Tensor:
-    """(rows, groups) f16 -> (groups, rows, 2) bf16: the rounded scale, and what rounding took away, made tiny.
-
-    Where it took nothing, what is kept is a zero of the scale's own sign: the sum of both then has the sign of -0.0.
-    """
-    exact = scales.float()
-    rounded = exact.to(torch.bfloat16)
-    residual = (exact - rounded.float()) * _RESIDUAL_FACTOR
-    residual = torch.where(residual == 0, exact * 0.0, residual)
-    pairs = torch.stack((rounded, residual.to(torch.bfloat16)), dim=-1)
-    return pairs.view(torch.int32).transpose(0, 1).contiguous().view(torch.bfloat16)
-
-
-def _exact_scales(pairs: torch.Tensor) -> torch.Tensor:
-    """Undo `_split_scales` exactly: (groups, rows, 2) bf16 -> (groups, rows) f32."""
-    # A bf16 number is the upper half of the f32 of the same value; of a pair, the first is the lower half in memory.
-    both = pairs.view(torch.int32).squeeze(-1)
-    rounded, residual = (both << 16).view(torch.float32), (both & -65536).view(torch.float32)
-    return rounded.add_(residual, alpha=1 / _RESIDUAL_FACTOR)
-
-
-def _join_scales(pairs: torch.Tensor) -> torch.Tensor:
-    """Undo `_split_scales` exactly: (groups, rows, 2) bf16 -> (rows, groups) f16."""
-    return _exact_scales(pairs).to(torch.float16).T.contiguous()
+        x, packed, scales = x.contiguous(), *layout
+        if scales.dtype is torch.bfloat16:
+            return torch._weight_int4pack_mm_for_cpu(x, packed, BLOCK_VALUES, scales)
+        parts = [
+            torch._weight_int4pack_mm_for_cpu(x, packed[start:stop], BLOCK_VALUES, pairs)
+            for start, stop, pairs in kernel_pairs(scales, packed.shape[0])
+        ]
+        return torch.cat(parts, dim=1)
 
 
 def _probe(kernel: TorchInt4Kernel) -> str | None:
@@ -209,7 +196,7 @@ def _probe(kernel: TorchInt4Kernel) -> str | None:
     if not (hasattr(torch, "_convert_weight_to_int4pack_for_cpu") and hasattr(torch, "_weight_int4pack_mm_for_cpu")):
         return f"torch {torch.__version__} has no int4 CPU kernel"
     generator = torch.Generator("cpu").manual_seed(0)
-    rows, columns = 2 * _ROW_MULTIPLE, 2 * BLOCK_VALUES
+    rows, columns = 2 * ROW_MULTIPLE, 2 * BLOCK_VALUES
     quants = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.int32, device="cpu")
     spread = torch.rand(rows, columns // BLOCK_VALUES, generator=generator, dtype=torch.float32, device="cpu")
     scales = (spread - 0.5).to(torch.float16)
@@ -267,12 +254,12 @@ def int4_kernel_report() -> str:
 def _probe_native(reader: NativeDense, kernel: TorchInt4Kernel) -> str | None:
     """Say what does not hold of the compiled code, None when it gives torch's numbers bit for bit."""
     generator = torch.Generator("cpu").manual_seed(0)
-    rows, columns = 3 * _ROW_MULTIPLE, 2 * BLOCK_VALUES
+    rows, columns = 3 * ROW_MULTIPLE, 2 * BLOCK_VALUES
     quants = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.uint8, device="cpu")
     spread = torch.rand(rows, columns // BLOCK_VALUES, generator=generator, dtype=torch.float32, device="cpu")
     layout = kernel.pack(blocks_from_quants(quants, (spread - 0.5).to(torch.float16)))
     for dtype in (torch.bfloat16, torch.float32):
-        part = range(_ROW_MULTIPLE, rows - 7, kernel.width)
+        part = range(ROW_MULTIPLE, rows - 7, kernel.width)
         expected = kernel.dense(layout, part.start, part.stop, dtype)
         found = reader.dense(*layout, part, dtype).contiguous()
         if not torch.equal(found.view(torch.int16), expected.view(torch.int16)):

@@ -15,7 +15,8 @@ __all__ = ["CHUNK_VALUES", "ROW_MULTIPLE", "PackedRows", "demand_blocks", "row_c
 
 # Values that are dense at once while a weight is read: few enough for a cache, enough rows for a fast product.
 CHUNK_VALUES: Final = 1 << 20
-# Chunks start at multiples of this row: a kernel's layout is read from there.
+# A kernel's layout is padded to a multiple of this many rows, the most that torch's kernel packs together (fewer divide
+# it), and is read from multiples of it on: chunks start there.
 ROW_MULTIPLE: Final = 64
 
 
