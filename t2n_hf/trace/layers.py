@@ -11,7 +11,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
+
+from t2n_hf.errors import ConfigError, FormatError
+from t2n_hf.trace.piece_by_piece_serialize import deserialize_args, serialize_one, type_as_str_with_info
 
 __all__ = ["Argument", "Arguments", "PieceError", "bind", "describe_layer", "layer_index", "may_count", "shape_of"]
 
@@ -107,13 +109,21 @@ def may_count(layer: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Argument:
-    """One bound argument: leaves `start` up to `stop`. `is_leaf` tells a tensor or a number from a container."""
+    """One bound argument: leaves `start` up to `stop`. `kind` is their `type_as_str_with_info`."""
 
     name: str
     start: int
     stop: int
-    spec: Any
-    is_leaf: bool
+    kind: str
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it is a tensor or a number, not a container."""
+        return not self.kind.startswith("___")
+
+    def value(self, leaves: list[Any]) -> Any:  # noqa: ANN401 - any pytree
+        """The argument made of its part of the leaves of a call, in a fresh container."""
+        return deserialize_args(leaves[self.start : self.stop], [self.kind])[0]
 
 
 @dataclass(frozen=True)
@@ -150,8 +160,7 @@ class Arguments:
 
     def rebuilt(self, leaves: list[Any]) -> inspect.BoundArguments:
         """The same call with other leaves, in fresh containers."""
-        values = [pytree.tree_unflatten(leaves[a.start : a.stop], a.spec) for a in self.arguments]
-        return _with_values(self.bound, values)
+        return _with_values(self.bound, [argument.value(leaves) for argument in self.arguments])
 
     def values_of(self, bound: inspect.BoundArguments) -> list[Any]:
         """The arguments of a call built by `rebuilt`, in order."""
@@ -162,8 +171,8 @@ class Arguments:
         for argument, value in zip(self.arguments, _values(self.bound), strict=True):
             mine = {leaf: new for leaf, new in changes.items() if argument.start <= leaf < argument.stop}
             if mine:
-                leaves = [mine.get(leaf, self.leaves[leaf]) for leaf in range(argument.start, argument.stop)]
-                _transplant(value, pytree.tree_unflatten(leaves, argument.spec))
+                leaves = [mine.get(at, leaf) for at, leaf in enumerate(self.leaves)]
+                _transplant(value, argument.value(leaves))
 
 
 def _values(bound: inspect.BoundArguments) -> list[Any]:
@@ -215,11 +224,11 @@ def bind(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], whe
         for key in (value if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else [name])
     ]
     for name, value in zip(names, _values(bound), strict=True):
-        flat, spec = pytree.tree_flatten(value)
-        for leaf in flat:
-            if not isinstance(leaf, (torch.Tensor, *_SCALARS)):
-                raise PieceError(f"argument {name!r} of {where} holds a {type(leaf).__name__}, which is not a pytree")
-        is_leaf = len(flat) == 1 and flat[0] is value
-        arguments.append(Argument(name, len(leaves), len(leaves) + len(flat), spec, is_leaf))
+        try:
+            kind, flat = type_as_str_with_info(value), serialize_one(value, name, where)
+        except (ConfigError, FormatError) as error:
+            raise PieceError(str(error)) from error
+        flat = flat if isinstance(flat, list) else [flat]
+        arguments.append(Argument(name, len(leaves), len(leaves) + len(flat), kind))
         leaves.extend(flat)
     return Arguments(bound, tuple(arguments), leaves)

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from t2n_hf.trace.captured import Piece
 from t2n_hf.trace.layers import Arguments, PieceError
+from t2n_hf.trace.piece_by_piece_serialize import serialize_args, type_as_str_with_info
 from t2n_hf.trace.swap import buffers_watched, tensors_of, tensors_replaced
 
 __all__ = ["TracedLayer", "trace_layer"]
@@ -126,8 +127,8 @@ def _run_layer(
     leaves = [tensors.get(at, leaf) for at, leaf in enumerate(arguments.leaves)]
     call = arguments.rebuilt(leaves)
     result = layer(*call.args, **call.kwargs)
-    after, after_specs = _flatten_all(arguments.values_of(call))
-    if after_specs != [argument.spec for argument in arguments.arguments]:
+    after, kinds = _flatten_all(arguments.values_of(call))
+    if kinds != [argument.kind for argument in arguments.arguments]:
         raise PieceError("it changes the structure of its arguments")
     news: list[torch.Tensor] = []
     numbers: dict[int, int] = {}
@@ -157,13 +158,9 @@ def _run_layer(
     return news
 
 
-def _flatten_all(values: list[Any]) -> tuple[list[Any], list[Any]]:
-    leaves, specs = [], []
-    for value in values:
-        flat, spec = pytree.tree_flatten(value)
-        leaves.extend(flat)
-        specs.append(spec)
-    return leaves, specs
+def _flatten_all(values: list[Any]) -> tuple[list[Any], list[str]]:
+    leaves, _ = serialize_args(tuple(values), None, schema="")
+    return list(leaves), [type_as_str_with_info(value) for value in values]
 
 
 def _refuse_effects(graph: fx.Graph, placeholders: list[fx.Node]) -> None:
