@@ -1,10 +1,22 @@
-"""What each task of transformers looks like from outside: the Interface of a model.
+"""What each task of transformers looks like from outside: the graphs of a model, and how they meet.
 
-`table` names the tasks, `causal` and `encoder` describe models, `settings` is what they share, `choose` picks.
+`table` names the tasks, `choose` picks; `causal`, `encoder` and `encoder_decoder` describe models, from `inputs`;
+`settings` is what they share, `pipeline` what they give.
 """
 
-from t2n_hf.hf.tasks.choose import interface_of
+from t2n_hf.hf.tasks.choose import interface_of, pipeline_of
+from t2n_hf.hf.tasks.pipeline import ONE_GRAPH, Pipeline
 from t2n_hf.hf.tasks.settings import capture_settings, usable_context
 from t2n_hf.hf.tasks.table import TASKS, Task, auto_class
 
-__all__ = ["TASKS", "Task", "auto_class", "capture_settings", "interface_of", "usable_context"]
+__all__ = [
+    "ONE_GRAPH",
+    "TASKS",
+    "Pipeline",
+    "Task",
+    "auto_class",
+    "capture_settings",
+    "interface_of",
+    "pipeline_of",
+    "usable_context",
+]

@@ -1,64 +1,98 @@
-"""A model that answers in one call, from token ids and a mask, as a function of plain tensors."""
+"""A model that answers in one call, from token ids, an image or a sound, as a function of plain tensors."""
 
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.tasks.settings import capture_settings, layer_lists, takes
+from t2n_hf.hf.tasks.inputs import ModelInput, main_input, token_inputs
+from t2n_hf.hf.tasks.settings import capture_settings, layer_lists, outer_lists, takes
 from t2n_hf.hf.tasks.table import Task
 from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.shapes import shapes_only
 
 __all__ = ["encoder_interface"]
 
-_BATCH: Final = 2
-_LENGTH: Final = 5
+_TOKENS: Final = "input_ids"
 
 
 @final
 class _Encoder(nn.Module):
     """A model without a cache as a function of plain tensors."""
 
-    def __init__(self, model: PreTrainedModel, names: tuple[str, ...], output: str) -> None:
+    def __init__(self, model: PreTrainedModel, names: tuple[str, ...], outputs: tuple[str, ...]) -> None:
         super().__init__()
         self.model = model
+        self.outputs = outputs
         self._names = names
-        self._output = output
         self._options = {"use_cache": False} if takes(model.forward, "use_cache") else {}
 
+    def results(self, inputs: list[torch.Tensor]) -> Any:  # noqa: ANN401 - a model output
+        """Run the model on `inputs`, which are in the order of the interface."""
+        return self.model(**dict(zip(self._names, inputs, strict=True)), **self._options, return_dict=True)
+
     def forward(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """`inputs` are [B, S] i64, in the order of the interface; returns the one output of the task."""
-        outputs = self.model(**dict(zip(self._names, inputs, strict=True)), **self._options, return_dict=True)
-        return (outputs[self._output],)
+        """Give the outputs of the task: of token ids [B, S] i64, an image or a sound, by what the model takes."""
+        results = self.results(inputs)
+        return tuple(results[name] for name in self.outputs)
 
 
 def encoder_interface(model: PreTrainedModel, task: Task, *, max_context: int | None) -> Interface:
-    """Describe `model`, called once on padded batches [B, S]; `max_context` bounds S.
+    """Describe `model`, called once on batches [B, ...]; `max_context` bounds the tokens.
 
-    Raises ConfigError for a model that takes no mask.
+    Raises ConfigError for a model that takes what the task does not describe, or gives nothing that it exports.
     """
-    names = ["input_ids", "attention_mask"]
+    inputs = _inputs(model, task, max_context)
+    names = tuple(given.name for given in inputs)
+    outputs = _outputs(model, task, names, inputs)
+    symbols = sorted({dim.__name__ for given in inputs for dim in given.dims.values()})
+    bounded = max_context is not None and "S" in symbols
+    return Interface(
+        module=_Encoder(model, names, outputs),
+        args=([given.example for given in inputs],),
+        dynamic_shapes=([dict(given.dims) for given in inputs],),
+        input_names=names,
+        output_names=outputs,
+        asserts=(*(f"{symbol} >= 1" for symbol in symbols), *((f"S < {max_context + 1}",) if bounded else ())),  # type: ignore[operator]
+        layers=layer_lists(model) or tuple(f"model.{name}" for name in outer_lists(model, model)),
+        task=task.name,
+        weight_owner=model,
+        prefix="model",
+        context=lambda: capture_settings(model),
+        extra={"max_context": max_context if bounded else None},
+    )
+
+
+def _inputs(model: PreTrainedModel, task: Task, longest: int | None) -> list[ModelInput]:
+    batch = torch.export.Dim("B", min=1)
+    main = getattr(model, "main_input_name", _TOKENS)
+    if main != _TOKENS:
+        return [main_input(model, main, batch)]
+    names = [_TOKENS, "attention_mask"]
     if takes(model.forward, "token_type_ids") and getattr(model.config, "type_vocab_size", 0) > 1:
         names.append("token_type_ids")
     missing = [name for name in names if not takes(model.forward, name)]
     if missing:
         raise ConfigError(f"{type(model).__name__}.forward takes no {', '.join(missing)}, which {task.name} needs")
-    example = [torch.ones(_BATCH, _LENGTH, dtype=torch.int64) for _ in names]
-    limit = {} if max_context is None else {"max": max_context}
-    sizes = {0: torch.export.Dim("B", min=1), 1: torch.export.Dim("S", min=1, **limit)}
-    return Interface(
-        module=_Encoder(model, tuple(names), task.output),
-        args=(example,),
-        dynamic_shapes=([sizes] * len(names),),
-        input_names=tuple(names),
-        output_names=(task.output,),
-        asserts=("B >= 1", "S >= 1", *(() if max_context is None else (f"S < {max_context + 1}",))),
-        layers=layer_lists(model),
-        task=task.name,
-        weight_owner=model,
-        prefix="model",
-        context=lambda: capture_settings(model),
-        extra={"max_context": max_context},
-    )
+    tokens = token_inputs(tuple(names), "S", longest, batch)
+    with_image = takes(model.forward, "pixel_values") and task.name == "zero-shot-image-classification"
+    return [*tokens, main_input(model, "pixel_values", torch.export.Dim("I", min=1))] if with_image else tokens
+
+
+def _outputs(model: PreTrainedModel, task: Task, names: tuple[str, ...], inputs: list[ModelInput]) -> tuple[str, ...]:
+    """Those outputs of the task that the model gives."""
+    if len(task.outputs) == 1:
+        return task.outputs
+    with capture_settings(model), shapes_only(model):
+        kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        examples = [torch.ones(tuple(given.example.shape), dtype=given.example.dtype) for given in inputs]
+        results = _Encoder(model, names, ()).results([e.to(kind) if e.is_floating_point() else e for e in examples])
+        given = tuple(name for name in task.outputs if isinstance(results.get(name), torch.Tensor))
+    if not given:
+        raise ConfigError(
+            f"{type(model).__name__} gives none of {', '.join(task.outputs)}, the outputs of {task.name}; it gives "
+            f"{', '.join(results)}. Name another task"
+        )
+    return given

@@ -11,7 +11,15 @@ from transformers import PreTrainedModel
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.rotary import capturable_rotary
 
-__all__ = ["capture_settings", "context_of", "layer_lists", "takes", "usable_context"]
+__all__ = [
+    "capture_settings",
+    "context_of",
+    "last_position_only",
+    "layer_lists",
+    "outer_lists",
+    "takes",
+    "usable_context",
+]
 
 
 @contextmanager
@@ -69,3 +77,27 @@ def layer_lists(model: PreTrainedModel) -> tuple[str, ...]:
         if isinstance(module, nn.ModuleList) and len(module) == depth and not inside:
             found.append(name)
     return tuple(f"model.{name}" for name in found)
+
+
+@contextmanager
+def last_position_only(head: nn.Module | None) -> Iterator[None]:
+    """Let `head` see only the last position of what it is given."""
+    if head is None:
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda _module, inputs: (inputs[0][:, -1:], *inputs[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def outer_lists(wrapper: nn.Module, part: nn.Module) -> tuple[str, ...]:
+    """Names, inside `wrapper`, of the outermost lists in `part` that hold several layers of the same class."""
+    inside = {id(module) for module in part.modules()}
+    found: list[str] = []
+    for name, module in wrapper.named_modules():
+        alike = isinstance(module, nn.ModuleList) and len(module) > 1 and len({type(layer) for layer in module}) == 1
+        if alike and id(module) in inside and not any(name.startswith(f"{outer}.") for outer in found):
+            found.append(name)
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""Tasks by name: the class of transformers that loads a model for each, and what of its output is exported."""
+"""Tasks by name: the classes of transformers that load models for each, and what of their output is exported."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,46 +13,112 @@ __all__ = ["TASKS", "Task", "auto_class", "task_named", "task_of_class", "unsupp
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task: the auto class that loads its models, how their class names end, and the model output it exports."""
+    """A task.
+
+    Attributes:
+        name: as the Hub has it.
+        autos: auto classes that load its models; the first that knows a model is taken.
+        endings: how names of its model classes end that no auto class knows (code that comes with a checkpoint).
+        outputs: the outputs that are exported, those of them that a model gives, in this order.
+        generates: whether its models generate tokens.
+    """
 
     name: str
-    auto: str
-    endings: tuple[str, ...]
-    output: str
+    autos: tuple[str, ...]
+    endings: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ("logits",)
+    generates: bool = False
 
 
+# A class that several auto classes know has the first of their tasks: BART is listed for masked language models too,
+# and models of text and images among causal ones.
 TASKS: Final = {
     task.name: task
     for task in (
+        Task(name="text2text-generation", autos=("AutoModelForSeq2SeqLM",), generates=True),
+        Task(name="automatic-speech-recognition", autos=("AutoModelForSpeechSeq2Seq", "AutoModelForCTC")),
+        Task(name="image-text-to-text", autos=("AutoModelForImageTextToText",), generates=True),
         Task(
-            name="text-generation", auto="AutoModelForCausalLM", endings=("ForCausalLM", "LMHeadModel"), output="logits"
+            name="text-generation",
+            autos=("AutoModelForCausalLM",),
+            endings=("ForCausalLM", "LMHeadModel"),
+            generates=True,
         ),
-        Task(name="fill-mask", auto="AutoModelForMaskedLM", endings=("ForMaskedLM",), output="logits"),
+        Task(name="fill-mask", autos=("AutoModelForMaskedLM",), endings=("ForMaskedLM",)),
         Task(
             name="text-classification",
-            auto="AutoModelForSequenceClassification",
+            autos=("AutoModelForSequenceClassification",),
             endings=("ForSequenceClassification",),
-            output="logits",
         ),
         Task(
-            name="token-classification",
-            auto="AutoModelForTokenClassification",
-            endings=("ForTokenClassification",),
-            output="logits",
+            name="token-classification", autos=("AutoModelForTokenClassification",), endings=("ForTokenClassification",)
         ),
+        Task(
+            name="question-answering",
+            autos=("AutoModelForQuestionAnswering",),
+            endings=("ForQuestionAnswering",),
+            outputs=("start_logits", "end_logits"),
+        ),
+        Task(name="image-classification", autos=("AutoModelForImageClassification",)),
+        Task(name="object-detection", autos=("AutoModelForObjectDetection",), outputs=("logits", "pred_boxes")),
+        Task(
+            name="image-segmentation",
+            autos=(
+                "AutoModelForSemanticSegmentation",
+                "AutoModelForUniversalSegmentation",
+                "AutoModelForInstanceSegmentation",
+                "AutoModelForImageSegmentation",
+            ),
+            outputs=("class_queries_logits", "masks_queries_logits", "logits", "pred_boxes", "pred_masks"),
+        ),
+        Task(name="depth-estimation", autos=("AutoModelForDepthEstimation",), outputs=("predicted_depth",)),
+        Task(
+            name="zero-shot-image-classification",
+            autos=("AutoModelForZeroShotImageClassification",),
+            outputs=("logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
+        ),
+        Task(name="audio-classification", autos=("AutoModelForAudioClassification",)),
+        Task(name="audio-frame-classification", autos=("AutoModelForAudioFrameClassification",)),
+        Task(name="audio-xvector", autos=("AutoModelForAudioXVector",), outputs=("logits", "embeddings")),
         # The last one: "LMHeadModel" ends in "Model" too.
-        Task(name="feature-extraction", auto="AutoModel", endings=("Model",), output="last_hidden_state"),
+        Task(
+            name="feature-extraction",
+            autos=("AutoModel",),
+            endings=("Model",),
+            outputs=("last_hidden_state", "text_embeds", "image_embeds"),
+        ),
     )
 }
 
+# What else these tasks are called: pipelines of transformers, and uses of one kind of model.
+_SYNONYMS: Final = {
+    "image-to-text": "image-text-to-text",
+    "translation": "text2text-generation",
+    "summarization": "text2text-generation",
+    "speech-recognition": "automatic-speech-recognition",
+    "sentiment-analysis": "text-classification",
+    "ner": "token-classification",
+    "masked-lm": "fill-mask",
+    "causal-lm": "text-generation",
+    "seq2seq-lm": "text2text-generation",
+    "semantic-segmentation": "image-segmentation",
+    "image-feature-extraction": "feature-extraction",
+}
 
-def auto_class(task: str) -> Any:  # noqa: ANN401 - an auto class of transformers, which has no common type
-    """The auto class of transformers that loads models for `task`. Raises ConfigError for an unknown task."""
-    return getattr(transformers, task_named(task).auto)
+
+def auto_class(task: str, config: PreTrainedConfig | None = None) -> Any:  # noqa: ANN401 - they have no common type
+    """The auto class of transformers that loads models for `task`: the one that knows `config`, or the first.
+
+    Raises ConfigError for an unknown task.
+    """
+    autos = [getattr(transformers, name) for name in task_named(task).autos]
+    knowing = [auto for auto in autos if config is not None and type(config) in auto._model_mapping]
+    return (knowing or autos)[0]
 
 
 def task_named(name: str) -> Task:
-    """The task of that name. Raises ConfigError for an unknown one."""
+    """The task of that name, or of which it is another one. Raises ConfigError for an unknown one."""
+    name = _SYNONYMS.get(name, name)
     if name not in TASKS:
         raise ConfigError(f"unknown task {name!r}; supported tasks: {', '.join(TASKS)}")
     return TASKS[name]
@@ -60,19 +126,25 @@ def task_named(name: str) -> Task:
 
 def task_of_class(class_name: str, config: PreTrainedConfig) -> str:
     """Name of the task of a model class. Raises ConfigError for a class without one."""
-    if config.is_encoder_decoder:
-        raise unsupported(class_name, config)
+    if class_name.endswith(TASKS["text-generation"].endings):  # without importing all the auto classes
+        return "text-generation"
+    for task in TASKS.values():
+        if any(_knows(auto, class_name) for auto in task.autos):
+            return task.name
     for task in TASKS.values():
         if class_name.endswith(task.endings):
             return task.name
     raise unsupported(class_name, config)
 
 
+def _knows(auto: str, class_name: str) -> bool:
+    known = getattr(transformers, auto)._model_mapping._model_mapping.values()
+    return any(class_name == name or (isinstance(name, tuple) and class_name in name) for name in known)
+
+
 def unsupported(class_name: str, config: PreTrainedConfig) -> ConfigError:
-    """The error that says that a model has no supported task, and which models have."""
-    supported = "; ".join(f"{t.name} (classes *{', *'.join(t.endings)})" for t in TASKS.values())
-    what = "an encoder-decoder model" if config.is_encoder_decoder else "not a text model of a supported task"
+    """The error that says that a model has no supported task, and which there are."""
     return ConfigError(
-        f"{class_name} ({config.model_type}) is {what}; supported, for token ids as input: {supported}. "
+        f"{class_name} ({config.model_type}) is a model of no supported task; those are {', '.join(TASKS)}. "
         "Any other module can be exported with example_args, dynamic_shapes and names of its own"
     )
