@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +67,7 @@ class TractRunner:
         if not self.archive.exists():
             raise TractError(f"{self.archive}: no such archive")
         self._timeout_s = timeout_s
+        self._held: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the finalizer
         path = json.dumps([sys.path, [str(_PACKAGE)]])
@@ -111,15 +112,30 @@ class TractRunner:
         """
         self._check_names(feedback, self.outputs, "output")
         self._check_names(feedback.values(), self.inputs, "input")
-        self._check(inputs, optional=feedback.values())
+        self._check(inputs, optional=[*feedback.values(), *self._held])
         return self._call({"op": "step", "feedback": dict(feedback)}, inputs, "running")[1]
 
     def crop(self, names: Iterable[str], *, axis: int, length: int) -> None:
         """Cut kept inputs to their first `length` positions along `axis`. Raises TractError for one not kept."""
         self._call({"op": "crop", "names": list(names), "axis": axis, "length": length}, {}, "cropping")
 
+    def hold(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Give inputs that stay the same in the steps to come; what was held before is let go.
+
+        Raises TractError for inputs that are unknown, or of another dtype or rank.
+        """
+        self._check_names(inputs, self.inputs, "input")
+        self._check(inputs, optional=self.inputs)
+        self._call({"op": "hold"}, inputs, "taking inputs")
+        self._held = frozenset(inputs)
+
+    def take(self, names: Iterable[str], rows: Sequence[int]) -> None:
+        """Let kept and held inputs become these rows of theirs, along the first axis; a row may come several times."""
+        self._check_names(names, self.inputs, "input")
+        self._call({"op": "take", "names": list(names), "rows": [int(row) for row in rows]}, {}, "taking rows")
+
     def reset(self) -> None:
-        """Forget what the steps have kept."""
+        """Forget what the steps have kept; what is held stays."""
         self._call({"op": "reset"}, {}, "resetting")
 
     def close(self) -> None:

@@ -8,8 +8,10 @@ Messages (key "op") and their answers; any answer may be {"error": text} instead
     load   path, outputs (names)          -> inputs and outputs [{name, dtype, shape}], version
     run    outputs (names), arrays        -> arrays: the asked outputs
     step   feedback {output: input}, arrays -> arrays: the outputs that are not fed back; those stay here
+    hold   arrays                         -> the arrays are inputs of every step, until the next hold; no others are
     crop   names (inputs), axis, length   -> kept inputs are cut to `length` along `axis`
-    reset                                 -> kept inputs are forgotten
+    take   names (inputs), rows           -> kept and held inputs become these rows of theirs, along axis 0
+    reset                                 -> kept inputs are forgotten; held ones stay
 """
 
 import os
@@ -40,6 +42,7 @@ class _Session:
         self.outputs = [_spec(name, fact) for name, fact in zip(names, model.output_facts(), strict=True)]
         self._runnable = model.into_runnable()
         self._kept: dict[str, Any] = {}
+        self._held: dict[str, Any] = {}
 
     def run(self, arrays: dict[str, np.ndarray], wanted: list[str]) -> dict[str, np.ndarray]:
         """Run once and give the outputs named in `wanted`."""
@@ -48,7 +51,7 @@ class _Session:
 
     def step(self, arrays: dict[str, np.ndarray], feedback: dict[str, str]) -> dict[str, np.ndarray]:
         """Run once on `arrays` and the kept tensors, keep the outputs in `feedback`, give the others."""
-        given = {**self._kept, **arrays}
+        given = {**self._held, **self._kept, **arrays}
         fed = set(feedback.values())
         values = [
             _empty(spec) if spec["name"] in fed and spec["name"] not in given else given[spec["name"]]
@@ -57,6 +60,16 @@ class _Session:
         results = self._results(values)
         self._kept = {into: results.pop(name) for name, into in feedback.items()}
         return {name: _to_numpy(tensor) for name, tensor in results.items()}
+
+    def hold(self, arrays: dict[str, np.ndarray]) -> None:
+        """Take `arrays` as inputs of the steps to come, in place of those held before."""
+        self._held = {name: tract.Tensor.from_numpy(array) for name, array in arrays.items()}
+
+    def take(self, names: list[str], rows: list[int]) -> None:
+        """Make kept and held tensors the given rows of what they are."""
+        for tensors in (self._kept, self._held):
+            mine = [name for name in names if name in tensors]
+            tensors.update({name: tract.Tensor.from_numpy(_to_numpy(tensors[name])[rows]) for name in mine})
 
     def crop(self, names: list[str], axis: int, length: int) -> None:
         """Cut kept tensors to their first `length` positions along `axis`."""
@@ -109,6 +122,10 @@ def _answer(session: _Session | None, message: dict[str, Any], arrays: dict[str,
         return {}, session.step(arrays, message["feedback"])
     if op == "crop":
         session.crop(message["names"], message["axis"], message["length"])
+    elif op == "hold":
+        session.hold(arrays)
+    elif op == "take":
+        session.take(message["names"], message["rows"])
     elif op == "reset":
         session.reset()
     else:
