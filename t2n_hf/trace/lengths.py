@@ -1,38 +1,56 @@
-"""torch.export with named lengths, also where its own solver cannot tell that they may be what they are said to be.
+"""torch.export with named lengths, and the proof by trial that the graph holds at all of them.
 
-For a named `Dim` torch.export demands a proof that every length of its range takes the same branches as the example,
-and gives up on divisions ("L must be 20 * L'"). Then the lengths are captured as free ones, and the conditions that
-the capture relied on are tried at many lengths of the range instead: one that fails refuses the capture.
+A graph holds where the conditions hold that the capture relied on ("the length is not 1", "S + P is at most 128").
+torch.export proves them for a named `Dim` one length at a time: it overlooks conditions between two lengths, and gives
+up on divisions ("L must be 20 * L'"). Where it gives up the lengths are captured as free ones; in any case the
+conditions are tried at many lengths of the range, and one that fails refuses the capture.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import sympy
 import torch
 from torch._dynamo.exc import UserError, UserErrorType
 from torch.export import Dim, ExportedProgram
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from t2n_hf.errors import CaptureError
 
 __all__ = ["export_with_lengths"]
 
-# Each length is tried on its own up to this far from its least value, then at a few large values; pairs at a few.
+# Each length is tried on its own up to this far from its least value, then at a few large ones; all together at a few.
 _SWEEP: Final = 130
 _LARGE: Final = (255, 256, 257, 1000, 4095, 4099, 16000, 65537)
-_PAIRED: Final = 6
+_FEW: Final = 3
+_RELATION: Final = re.compile(r"\s*([\w+*/ -]+?)\s*(<=|>=|==|<|>)\s*([\w+*/ -]+?)\s*")
+_COMPARISONS: Final[Mapping[str, Callable[[int, int], bool]]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+}
 
 
 def export_with_lengths(
-    module: torch.nn.Module, tensors: list[torch.Tensor], dims: Sequence[Mapping[int, Any]]
+    module: torch.nn.Module,
+    tensors: list[torch.Tensor],
+    dims: Sequence[Mapping[int, Any]],
+    asserts: Sequence[str] = (),
 ) -> ExportedProgram:
-    """Export `module(tensors)`; `dims` has the free axes of each tensor, as `torch.export` takes them.
+    """Export `module(tensors)`.
 
-    Raises what torch.export raises, and CaptureError when the graph would not hold at a length in the range of a Dim.
+    `dims` has the free axes of each tensor, as `torch.export` takes them; `asserts` are facts that hold for any call
+    ("S+P < 129"), over the names of the Dims. Raises what torch.export raises, and CaptureError when the graph would
+    not hold at lengths that the Dims and the facts allow.
     """
     try:
-        return torch.export.export(module, (tensors,), dynamic_shapes=(list(dims),), strict=False)
+        exported = torch.export.export(module, (tensors,), dynamic_shapes=(list(dims),), strict=False)
     except UserError as refusal:
         if refusal.error_type is not UserErrorType.CONSTRAINT_VIOLATION or not _names(dims):
             raise
@@ -41,8 +59,8 @@ def export_with_lengths(
             exported = torch.export.export(module, (tensors,), dynamic_shapes=(free,), strict=False)
         except Exception:  # noqa: BLE001 - the first refusal says more: which length is fixed, and to what
             raise refusal from None
-        _refuse_broken(exported, dims, [tuple(tensor.shape) for tensor in tensors])
-        return exported
+    _refuse_broken(exported, dims, [tuple(tensor.shape) for tensor in tensors], asserts)
+    return exported
 
 
 def _names(dims: Sequence[Mapping[int, Any]]) -> dict[str, Any]:
@@ -64,31 +82,61 @@ def _range_of(dim: Any) -> tuple[int, int | None]:  # noqa: ANN401 - Dim has no 
 
 
 def _refuse_broken(
-    exported: ExportedProgram, dims: Sequence[Mapping[int, Any]], shapes: Sequence[tuple[int, ...]]
+    exported: ExportedProgram,
+    dims: Sequence[Mapping[int, Any]],
+    shapes: Sequence[tuple[int, ...]],
+    asserts: Sequence[str],
 ) -> None:
-    """Raise CaptureError for the first condition of the capture that fails at a length in range."""
+    """Raise CaptureError for the first condition of the capture that fails at lengths in range."""
     values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"][-len(shapes) :]
-    length_of: dict[sympy.Symbol, sympy.Expr] = {}
+    environment = _environment(values)
+    if environment is None:
+        return
+    length_of: dict[sympy.Symbol, sympy.Symbol] = {}
     example: dict[str, int] = {}
     for value, entry, shape in zip(values, dims, shapes, strict=True):
         for axis, dim in entry.items():
             size = value.shape[axis]
-            if not isinstance(dim, Dim) or not isinstance(size, torch.SymInt) or getattr(dim, "root", dim) is not dim:
-                continue
-            length_of.setdefault(size.node._expr, sympy.Symbol(dim.__name__, integer=True))
-            example[dim.__name__] = shape[axis]
-    environment = _environment(values)
-    if environment is None:
-        return
-    names = _names(dims)
+            if isinstance(dim, Dim) and getattr(dim, "root", dim) is dim and isinstance(size, torch.SymInt):
+                length_of.setdefault(size.node._expr, sympy.Symbol(dim.__name__, integer=True))
+                example[dim.__name__] = shape[axis]
+    ranges = {name: _range_of(dim) for name, dim in _names(dims).items()}
+    facts = [fact for fact in map(_fact, asserts) if fact is not None]
     for condition in _conditions(environment, length_of):
         used = sorted(str(symbol) for symbol in condition.free_symbols)
-        if not set(used) <= set(example):
-            continue  # a length that is not an input
-        for lengths in _tried({name: _range_of(names[name]) for name in used}, example):
-            held = condition.subs({sympy.Symbol(name, integer=True): value for name, value in lengths.items()})
-            if held != sympy.true:
-                raise CaptureError(_broken(condition, lengths, example))
+        if set(used) <= set(example):  # else it is about a length that is no input's
+            _try(condition, {name: ranges[name] for name in used}, example, facts)
+
+
+def _try(
+    condition: sympy.Basic,
+    ranges: Mapping[str, tuple[int, int | None]],
+    example: Mapping[str, int],
+    facts: Sequence[Callable[[Mapping[str, int]], bool]],
+) -> None:
+    for lengths in _tried(ranges, example):
+        if all(fact({**example, **lengths}) for fact in facts) and not _holds(condition, lengths):
+            raise CaptureError(_broken(condition, lengths, example))
+
+
+def _holds(condition: sympy.Basic, lengths: Mapping[str, int]) -> bool:
+    values = {sympy.Symbol(name, integer=True): length for name, length in lengths.items()}
+    return bool(sympy_interp(PythonReferenceAnalysis, values, condition))
+
+
+def _fact(line: str) -> Callable[[Mapping[str, int]], bool] | None:
+    """A line such as "S+P < 129" as a function of the lengths; None for one that holds in some calls only."""
+    found = _RELATION.fullmatch(line)
+    if found is None:
+        return None
+    left, right = (sympy.sympify(side) for side in (found[1], found[3]))
+    compare = _COMPARISONS[found[2]]
+
+    def holds(lengths: Mapping[str, int]) -> bool:
+        known = {symbol: lengths.get(str(symbol)) for symbol in left.free_symbols | right.free_symbols}
+        return None in known.values() or compare(int(left.subs(known)), int(right.subs(known)))
+
+    return holds
 
 
 def _environment(values: Sequence[Any]) -> Any:  # noqa: ANN401 - torch's ShapeEnv
@@ -116,7 +164,7 @@ def _tried(ranges: Mapping[str, tuple[int, int | None]], example: Mapping[str, i
         for value in values:
             yield {**{other: example[other] for other in ranges}, name: value}
     if len(ranges) > 1:
-        few = {name: [*values[:3], *values[-3:]][:_PAIRED] for name, values in single.items()}
+        few = {name: sorted({*values[:_FEW], *values[-_FEW:]}) for name, values in single.items()}
         for together in itertools.islice(itertools.product(*few.values()), _SWEEP):
             yield dict(zip(few, together, strict=True))
 
