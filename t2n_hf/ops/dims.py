@@ -13,6 +13,8 @@ __all__ = ["Length", "Shape", "broadcast_lengths", "broadcast_shapes", "dim", "d
 
 Length: TypeAlias = int | sympy.Expr
 Shape: TypeAlias = tuple[Length, ...]
+# Factors in these parts are exact in floats, whatever they are multiplied by.
+_EXACT_PARTS: Final = 1024
 
 
 def length_of(value: Any, names: dict[sympy.Symbol, sympy.Expr]) -> Length:  # noqa: ANN401 - int, SymInt or expression
@@ -28,8 +30,34 @@ def length_of(value: Any, names: dict[sympy.Symbol, sympy.Expr]) -> Length:  # n
     unknown = sorted(str(symbol) for symbol in expression.free_symbols if symbol not in names)
     if unknown:
         raise EmitError(f"length {expression} depends on the values of a tensor ({', '.join(unknown)})")
-    named = expression.xreplace(names)
+    named = _without_floats(expression.xreplace(names))
     return int(named) if named.is_Integer else sympy.expand(named)
+
+
+def _without_floats(expression: sympy.Expr) -> sympy.Expr:
+    """A length that was calculated in floats, in exact numbers: `TruncToInt(2.0 * ToFloat(S))` is `2 * S`."""
+    if not any(part.is_Float or type(part).__name__ == "ToFloat" for part in sympy.preorder_traversal(expression)):
+        return expression
+    exact = expression.replace(lambda part: part.is_Float, lambda number: _exact(number, expression))
+    exact = exact.replace(lambda part: type(part).__name__ == "ToFloat", lambda part: part.args[0])
+    return exact.replace(_is_whole_part, lambda part: sympy.expand(part.args[0]))
+
+
+def _exact(number: sympy.Float, expression: sympy.Expr) -> sympy.Rational:
+    exact = sympy.Rational(number)
+    if exact.q > _EXACT_PARTS:
+        raise EmitError(
+            f"length {expression} is rounded from a product with {float(number)}, and tract calculates lengths in "
+            "whole numbers; give the size, or a factor such as 2, 0.5 or 1.25"
+        )
+    return exact
+
+
+def _is_whole_part(part: sympy.Expr) -> bool:
+    """Whether this takes the whole part of what is whole: an integer sum of products of symbols."""
+    if type(part).__name__ not in {"TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt"}:
+        return False
+    return sympy.fraction(sympy.together(part.args[0]))[1] == 1
 
 
 def dim(length: Length) -> int | Dim:
@@ -122,17 +150,48 @@ def _power(expression: sympy.Basic) -> str:
 
 
 def _quotient(expression: sympy.Basic) -> str:
-    return "/".join(_atom(arg) for arg in expression.args)
+    left, right = expression.args
+    return _floored(left, right)
+
+
+def _floored(left: sympy.Expr, right: sympy.Expr) -> str:
+    """`left / right` rounded down. tract rounds towards 0, so it must not be asked for quotients of less than 0."""
+    if right == 1:
+        return _text(left)
+    return f"0-({_raised(-left, right)})" if _is_negative(left) else f"{_atom(left)}/{_atom(right)}"
+
+
+def _raised(left: sympy.Expr, right: sympy.Expr) -> str:
+    """`left / right` rounded up."""
+    if right == 1:
+        return _text(left)
+    return f"0-({_floored(-left, right)})" if _is_negative(left) else f"({_text(left + right - 1)})/{_atom(right)}"
+
+
+def _is_negative(expression: sympy.Expr) -> bool:
+    """Whether all that is not a number in it is taken away: symbols are lengths."""
+    terms = [term for term in sympy.Add.make_args(sympy.expand(expression)) if not term.is_number]
+    return bool(terms) and all(term.could_extract_minus_sign() for term in terms)
 
 
 def _remainder(expression: sympy.Basic) -> str:
-    left, right = (_atom(arg) for arg in expression.args)
-    return f"{left}-({left}/{right})*{right}"
+    left, right = expression.args
+    if _is_negative(left):  # as Python has it, what is missing to the next multiple
+        return f"({_raised(-left, right)})*{_atom(right)}-{_atom(-left)}"
+    return f"{_atom(left)}-({_atom(left)}/{_atom(right)})*{_atom(right)}"
 
 
 def _ceiling(expression: sympy.Basic) -> str:
     left, right = expression.args
-    return f"({_text(left)}+{_text(right - 1)})/{_atom(right)}"
+    return _raised(left, right)
+
+
+def _whole_part(expression: sympy.Basic) -> str:
+    return _floored(*sympy.fraction(sympy.together(expression.args[0])))
+
+
+def _whole_part_above(expression: sympy.Basic) -> str:
+    return _raised(*sympy.fraction(sympy.together(expression.args[0])))
 
 
 def _call(name: str) -> Callable[[sympy.Basic], str]:
@@ -151,10 +210,11 @@ def _inner(expression: sympy.Basic) -> str:
 
 # By class name: torch brings its own integer functions.
 _WRITERS: Final[dict[str, Callable[[sympy.Basic], str]]] = {
-    "CeilToInt": _inner,
+    "CeilToInt": _whole_part_above,
     "CeilDiv": _ceiling,
     "CleanDiv": _quotient,
     "FloorDiv": _quotient,
+    "FloorToInt": _whole_part,
     "Identity": _inner,
     "IntTrueDiv": _quotient,
     "Max": _call("max"),
@@ -164,5 +224,7 @@ _WRITERS: Final[dict[str, Callable[[sympy.Basic], str]]] = {
     "Pow": _power,
     "PowByNatural": _power,
     "PythonMod": _remainder,
-    "TruncToInt": _inner,
+    "TruncToInt": _whole_part,
+    "ceiling": _whole_part_above,
+    "floor": _whole_part,
 }

@@ -27,7 +27,10 @@ WORKER = Path(__file__).with_name("tract_batch_worker.py")
 
 @dataclass
 class Case:
-    """A function of tensors. `lengths` gives (input, axis) -> symbol; `others` are inputs of other lengths."""
+    """A function of tensors. `lengths` gives (input, axis) -> symbol; `others` are inputs of other lengths.
+
+    `least` is the least value of all symbols but B, the batch, which may be 1.
+    """
 
     name: str
     function: Any
@@ -69,7 +72,8 @@ def interface_for(case: Case) -> Interface:
     module.eval()
     with torch.no_grad():
         count = len(pytree.tree_leaves(module(*case.inputs)))
-    symbols = {name: Dim(name, min=case.least, max=1 << 20) for name in sorted(set(case.lengths.values()))}
+    least = {name: 1 if name == "B" else case.least for name in sorted(set(case.lengths.values()))}
+    symbols = {name: Dim(name, min=count, max=1 << 20) for name, count in least.items()}
     dims = tuple(
         {axis: symbols[name] for (place, axis), name in case.lengths.items() if place == number} or None
         for number in range(len(case.inputs))
@@ -80,7 +84,7 @@ def interface_for(case: Case) -> Interface:
         dynamic_shapes=dims,
         input_names=tuple(f"x{i}" for i in range(len(case.inputs))),
         output_names=tuple(f"y{i}" for i in range(count)),
-        asserts=tuple(f"{name} >= {case.least}" for name in symbols),
+        asserts=tuple(f"{name} >= {count}" for name, count in least.items()),
         weight_owner=module,
     )
 

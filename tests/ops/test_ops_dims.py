@@ -2,11 +2,11 @@
 
 import pytest
 import sympy
-from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod
+from torch.utils._sympy.functions import CeilToInt, FloorDiv, Max, Min, Mod, PythonMod, ToFloat, TruncToInt
 
 from t2n_hf.errors import EmitError
 from t2n_hf.nnef.ir import Dim
-from t2n_hf.ops.dims import broadcast_shapes, dim, same
+from t2n_hf.ops.dims import broadcast_shapes, dim, length_of, same
 
 S, P = sympy.symbols("S P", integer=True)
 
@@ -52,3 +52,54 @@ def test_lengths_are_compared_whatever_their_form():
 
 def test_shapes_broadcast_aligned_on_the_right():
     assert broadcast_shapes((S, 1), (3, 1, 4)) == (3, S, 4)
+
+
+class Whole(int):
+    """An integer with tract's arithmetic: its division rounds towards 0."""
+
+    def __add__(self, other):
+        return Whole(int(self) + int(other))
+
+    def __sub__(self, other):
+        return Whole(int(self) - int(other))
+
+    def __mul__(self, other):
+        return Whole(int(self) * int(other))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __rsub__(self, other):
+        return Whole(int(other) - int(self))
+
+    def __truediv__(self, other):
+        return Whole(abs(int(self)) // int(other) * (1 if self >= 0 else -1))
+
+
+DIVISIONS = [
+    FloorDiv(S + 1, 2) * 3,
+    FloorDiv(-S, 4),
+    FloorDiv(1 - S, 4) + S,
+    Mod(S, 3),
+    Mod(S + 2, 3) + 1,
+    PythonMod(-S, 4),
+    PythonMod(-S - 1, 4) + S,
+    sympy.floor((S + 3) / 2) - 1,
+    sympy.ceiling((S + 3) / 2),
+    sympy.ceiling(S / 4) * 4,
+    TruncToInt(sympy.Float(1.5) * ToFloat(S)),
+    TruncToInt(sympy.Float(0.25) * ToFloat(S + 2)) + 1,
+    CeilToInt(sympy.Float(0.25) * ToFloat(S)),
+]
+
+
+@pytest.mark.parametrize("length", DIVISIONS, ids=str)
+def test_divisions_come_out_the_same_by_the_arithmetic_of_tract(length):
+    text = str(dim(length_of(length, {S: S})))
+    for number in range(1, 25):
+        assert eval(text, {"S": Whole(number)}) == int(length.subs(S, number)), f"{text} at S={number}"
+
+
+def test_lengths_that_floats_led_to_are_whole_again():
+    assert same(length_of(TruncToInt(sympy.Float(2.0) * ToFloat(S)), {S: S}), 2 * S)
+    with pytest.raises(EmitError, match=r"product with 1\.4.*factor such as"):
+        length_of(TruncToInt(sympy.Float(1.4) * ToFloat(S)), {S: S})
