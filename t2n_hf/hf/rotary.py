@@ -48,8 +48,8 @@ class _SwitchedRotary(nn.Module):
         self.long = nn.Buffer(long, persistent=False)
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Any:  # noqa: ANN401 - what the inner one returns
-        """`x` gives the dtype, `position_ids` are [1, S]; returns cos and sin as the inner module does."""
-        is_long = position_ids[0, -1:] + 1 > self.switch
+        """`x` gives the dtype, `position_ids` are [B, S]; returns cos and sin as the inner module does."""
+        is_long = position_ids[:, -1].amax(dim=0, keepdim=True) + 1 > self.switch
         frequencies = torch.where(is_long, self.long, self.short)
         return torch.func.functional_call(self.rotary, {"inv_freq": frequencies}, (x, position_ids))
 

@@ -29,6 +29,9 @@ def bounded(place: Length | None, length: Length, default: Length) -> Length:
         if place >= _END:
             return length
         return _symbolic_bound(place, length)
+    if _is_negative(place):
+        place = length + place
+        return place if _within(0, place) else sympy.Max(place, 0)
     return place if _within(place, length) else sympy.Min(place, length)
 
 
@@ -36,7 +39,7 @@ def _plain(place: Length | None, length: Length, default: Length) -> Length:
     """A begin or end counted from the front, taken to be inside the axis."""
     if place is None or (isinstance(place, int) and place >= _END):
         return default if place is None else length
-    return length + place if isinstance(place, int) and place < 0 else place
+    return length + place if _is_negative(place) else place
 
 
 def _symbolic_bound(place: int, length: sympy.Expr) -> Length:
@@ -46,7 +49,14 @@ def _symbolic_bound(place: int, length: sympy.Expr) -> Length:
     return place if place == 0 else sympy.Min(place, length)
 
 
-def _within(place: sympy.Expr, length: Length) -> bool:
+def _is_negative(place: Length) -> bool:
+    """Whether a place counts from the end: symbols are lengths, so a sum of negative terms is below 0."""
+    if isinstance(place, int):
+        return place < 0
+    return all(term.could_extract_minus_sign() for term in sympy.Add.make_args(sympy.expand(place)))
+
+
+def _within(place: Length, length: Length) -> bool:
     """Whether the difference has no negative term: symbols are lengths, so it cannot be negative then."""
     terms = sympy.Add.make_args(sympy.expand(length - place))
     return all(not term.could_extract_minus_sign() for term in terms)

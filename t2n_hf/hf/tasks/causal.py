@@ -1,12 +1,13 @@
 """A causal language model as tract's own tools expect it.
 
 Token ids and one cache tensor per key and value in, logits and the grown caches out, with the symbols S (new tokens)
-and P (past tokens).
+and P (past tokens). Layers that keep a state of fixed size have it as input and output in the same way.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, final
+from dataclasses import dataclass
+from typing import Any, Final, final
 
 import torch
 from torch import nn
@@ -14,84 +15,214 @@ from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches import WholeCache, cache_parameter, cache_shapes
+from t2n_hf.hf.recurrence import begins_anew
 from t2n_hf.hf.rotary import rope_switch
-from t2n_hf.hf.tasks.settings import capture_settings, layer_lists, takes
+from t2n_hf.hf.states import KEY_VALUE_LENGTH, LayerStates, StateCache, keeps_states, states_of
+from t2n_hf.hf.tasks.settings import capture_settings, last_position_only, layer_lists, takes
 from t2n_hf.trace.interface import Interface
 
-__all__ = ["causal_interface"]
+__all__ = ["CausalOptions", "causal_interface"]
 
 # Lengths of the example: they differ from each other, and rarely equal a dimension of a model.
 _NEW: Final = 5
 _PAST: Final = 6
+_BATCH: Final = 2
 
 
 @final
 class _CausalLM(nn.Module):
     """A causal language model as a function of plain tensors."""
 
-    def __init__(self, model: PreTrainedModel, cache_name: str, *, all_logits: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, cache_name: str, layout: Sequence[LayerStates], *, all_logits: bool
+    ) -> None:
         super().__init__()
         self.model = model
         self._cache_name = cache_name
+        self._layout = tuple(layout)
+        self._has_states = any(states.fixed or not states.count for states in layout)
+        self._begins_anew = begins_anew(model)
+        # Some models of states and attention count from 0 in every call, unless they are told the positions.
+        self._counts = self._has_states and takes(model.forward, "position_ids")
         self._all_logits = all_logits
         self._keeps = takes(model.forward, "logits_to_keep")
+        self._captured = False
 
-    def forward(self, input_ids: torch.Tensor, caches: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        caches: list[torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
         """Run S new tokens after P past ones.
 
-        `input_ids` is [1, S] i64, `caches` are keys and values by turns, [1, H, P, D]. Returns the logits, then the
-        caches grown to [1, H, P+S, D].
+        `input_ids` is [B, S] i64, `caches` are what each layer keeps: keys and values [B, H, P, D], and states. The
+        mask [B, P+S] i64 is 0 where a token is padding (all padding before all tokens), the positions are [B, S] i64.
+        Returns the logits, then the caches, keys and values grown to [B, H, P+S, D].
         """
-        cache = WholeCache(caches)
-        arguments = {self._cache_name: cache, "use_cache": True, "return_dict": True}
+        past = self._past_length(caches)
+        if attention_mask is not None and attention_mask.shape[1] != input_ids.shape[1] + past:
+            raise ConfigError(f"a mask of {attention_mask.shape[1]} for {input_ids.shape[1]} tokens after {past}")
+        options = {} if attention_mask is None else {"attention_mask": attention_mask}
+        if position_ids is not None:
+            options["position_ids"] = position_ids
+        elif self._counts:
+            options["position_ids"] = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0) + past
+        if not self._has_states:
+            cache: Any = WholeCache(caches)
+            return (self._logits(input_ids, cache, options), *cache.tensors())
+        # transformers writes to states in place.
+        cache = StateCache([tensor.clone() for tensor in caches], self._layout)
+        logits = [self._logits(*span) for span in self._spans(input_ids, cache, options)]
+        return (torch.cat(logits, dim=1) if self._all_logits else logits[-1], *cache.tensors())
+
+    def _past_length(self, caches: list[torch.Tensor]) -> int:
+        grows = [grown for states in self._layout for grown in states.grows()]
+        return next((cache.shape[KEY_VALUE_LENGTH] for cache, grown in zip(caches, grows, strict=True) if grown), 0)
+
+    def _spans(
+        self, input_ids: torch.Tensor, cache: StateCache, options: dict[str, torch.Tensor]
+    ) -> list[tuple[Any, ...]]:
+        """The calls of the model: one, but token by token where its layers would forget the past otherwise."""
+        mask = options.get("attention_mask")
+        if self._captured or not self._begins_anew or (mask is not None and bool((mask == 0).any())):
+            return [(input_ids, cache, options)]
+        spans = []
+        for at in range(input_ids.shape[1]):
+            now = {name: value[:, at : at + 1] for name, value in options.items() if name != "attention_mask"}
+            spans.append((input_ids[:, at : at + 1], cache, now))
+        return spans
+
+    def _logits(self, input_ids: torch.Tensor, cache: Any, options: dict[str, torch.Tensor]) -> torch.Tensor:  # noqa: ANN401 - any cache
+        arguments = {self._cache_name: cache, "use_cache": True, "return_dict": True, **options}
         if self._keeps:
             arguments["logits_to_keep"] = 0 if self._all_logits else 1
-        with _last_position_only(None if self._keeps or self._all_logits else self.model.get_output_embeddings()):
-            logits = self.model(input_ids=input_ids, **arguments).logits
-        return (logits, *cache.tensors())
+        with last_position_only(None if self._keeps or self._all_logits else self.model.get_output_embeddings()):
+            return self.model(input_ids=input_ids, **arguments).logits
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Let calls be captured, until the block is left in any way."""
+        with capture_settings(self.model):
+            self._captured = True
+            try:
+                yield
+            finally:
+                self._captured = False
 
 
-@contextmanager
-def _last_position_only(head: nn.Module | None) -> Iterator[None]:
-    """Let `head` see only the last position of what it is given."""
-    if head is None:
-        yield
-        return
-    handle = head.register_forward_pre_hook(lambda _module, inputs: (inputs[0][:, -1:], *inputs[1:]))
-    try:
-        yield
-    finally:
-        handle.remove()
+@dataclass(frozen=True, kw_only=True)
+class CausalOptions:
+    """How a causal language model is exported.
+
+    Attributes:
+        dtype: of keys and values.
+        all_logits: give the logits of every new position, not of the last one only.
+        max_context: bound on S + P; None is no bound.
+        batch: take any number of sequences, of one length.
+        mask: take a mask of the tokens that are padding, and their positions.
+    """
+
+    dtype: torch.dtype = torch.float32
+    all_logits: bool = False
+    max_context: int | None = None
+    batch: bool = False
+    mask: bool = False
 
 
-def causal_interface(
-    model: PreTrainedModel, dtype: torch.dtype, *, all_logits: bool, max_context: int | None
-) -> Interface:
-    """Describe `model` with its key/value cache as inputs and outputs, the logits first.
+def causal_interface(model: PreTrainedModel, options: CausalOptions) -> Interface:
+    """Describe `model` with its cache as inputs and outputs, the logits first.
 
-    `dtype` is that of the caches, `max_context` bounds S + P. Raises ConfigError for a model without such a cache.
+    Raises ConfigError for a model without a cache, or one that takes no mask when that is asked for.
     """
     cache_name = cache_parameter(model.forward)
     if cache_name is None:
         raise ConfigError(f"{type(model).__name__} takes no key/value cache, which text-generation needs")
-    shapes = cache_shapes(model.config)
-    caches = [torch.zeros(side(_PAST), dtype=dtype) for shape in shapes for side in (shape.key, shape.value)]
-    # A Dim cannot say S + P <= N. Models that cut a table at S + P want each of them to leave room for the other.
-    limit = {} if max_context is None else {"max": max(_NEW + _PAST, max_context - 2)}
-    new, past = torch.export.Dim("S", min=1, **limit), torch.export.Dim("P", min=0, **limit)
-    sides = [f"{side}_{i}" for i in range(len(shapes)) for side in ("key", "value")]
-    bound = () if max_context is None else (f"S+P < {max_context + 1}",)
+    extra = _masks(model) if options.mask else ()
+    layout = _layout(model)
+    kept = [named for states in layout for named in states.named()]
+    names = [f"{name}_{number}" for number, states in enumerate(layout) for name, _ in states.named()]
+    grows = [grown for states in layout for grown in states.grows()]
+    rows = _BATCH if options.batch else 1
+    caches = [_example(shape, rows, grown, options.dtype) for (_, shape), grown in zip(kept, grows, strict=True)]
+    sizes = _Sizes(options, has_past=any(grows))
+    module = _CausalLM(model, cache_name, layout, all_logits=options.all_logits)
     return Interface(
-        module=_CausalLM(model, cache_name, all_logits=all_logits),
-        args=(torch.zeros(1, _NEW, dtype=torch.int64), caches),
-        dynamic_shapes=({1: new}, [{2: past}] * len(caches)),
-        input_names=("input_ids", *(f"in_cache_{side}" for side in sides)),
-        output_names=("outputs", *(f"out_cache_{side}" for side in sides)),
-        asserts=("P >= 0", "S >= 1", *bound, "tg: S==1", "pp: P==0"),
+        module=module,
+        args=(
+            torch.zeros(rows, _NEW, dtype=torch.int64),
+            caches,
+            *(torch.ones(rows, sizes.example(name), dtype=torch.int64) for name in extra),
+        ),
+        dynamic_shapes=(
+            sizes.new,
+            [sizes.cache if grown else sizes.state for grown in grows],
+            *(sizes.masks[name] for name in extra),
+        ),
+        input_names=("input_ids", *(f"in_cache_{name}" for name in names), *extra),
+        output_names=("outputs", *(f"out_cache_{name}" for name in names)),
+        asserts=sizes.asserts(),
         layers=layer_lists(model),
         task="text-generation",
         weight_owner=model,
         prefix="model",
-        context=lambda: capture_settings(model),
-        extra={"max_context": max_context, "all_logits": all_logits, "rope_switch": rope_switch(model.config)},
+        context=module.captured,
+        extra={
+            "max_context": options.max_context,
+            "all_logits": options.all_logits,
+            "rope_switch": rope_switch(model.config),
+        },
     )
+
+
+def _masks(model: PreTrainedModel) -> tuple[str, ...]:
+    if not takes(model.forward, "attention_mask"):
+        raise ConfigError(f"{type(model).__name__}.forward takes no attention_mask: export it without mask")
+    return ("attention_mask", "position_ids") if takes(model.forward, "position_ids") else ("attention_mask",)
+
+
+class _Sizes:
+    """The free lengths of a causal language model."""
+
+    def __init__(self, options: CausalOptions, *, has_past: bool) -> None:
+        self._options = options
+        self._has_past = has_past
+        # A Dim cannot say S + P <= N. Models that cut a table at S + P want each of them to leave room for the other.
+        longest = None if options.max_context is None else max(_NEW + _PAST, options.max_context - 2)
+        limit = {} if longest is None else {"max": longest}
+        rows = {0: torch.export.Dim("B", min=1)} if options.batch else {}
+        new = torch.export.Dim("S", min=1, **limit)
+        self.new = {**rows, 1: new}
+        self.state = rows or None
+        self.cache = {**rows, KEY_VALUE_LENGTH: torch.export.Dim("P", min=0, **limit)}
+        # Nor can it be S + P: the module says so, and the capture finds it out.
+        self.masks = {
+            "attention_mask": {**rows, 1: torch.export.Dim.AUTO if has_past else new},
+            "position_ids": self.new,
+        }
+
+    def example(self, name: str) -> int:
+        """Length of the example of a mask."""
+        return _NEW + _PAST if name == "attention_mask" and self._has_past else _NEW
+
+    def asserts(self) -> tuple[str, ...]:
+        """What is known of the lengths."""
+        limit, total = self._options.max_context, "S+P" if self._has_past else "S"
+        facts = ("B >= 1",) if self._options.batch else ()
+        bound = () if limit is None else (f"{total} < {limit + 1}",)
+        # tract takes a single scenario for the only one: without a past there is no second one to name.
+        scenarios = ("tg: S==1", "pp: P==0") if self._has_past else ()
+        return (*facts, *(("P >= 0",) if self._has_past else ()), "S >= 1", *bound, *scenarios)
+
+
+def _layout(model: PreTrainedModel) -> tuple[LayerStates, ...]:
+    if keeps_states(model):
+        with capture_settings(model):
+            return states_of(model)
+    return tuple(LayerStates((shape.key(0), shape.value(0))) for shape in cache_shapes(model.config))
+
+
+def _example(shape: tuple[int, ...], rows: int, grown: bool, dtype: torch.dtype) -> torch.Tensor:
+    rest = (*shape[1:KEY_VALUE_LENGTH], _PAST, *shape[KEY_VALUE_LENGTH + 1 :]) if grown else shape[1:]
+    return torch.zeros(rows, *rest, dtype=dtype)

@@ -5,12 +5,12 @@ from transformers import PreTrainedModel
 
 from t2n_hf.dtypes import dtype_of
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.tasks.causal import causal_interface
+from t2n_hf.hf.tasks.causal import CausalOptions, causal_interface
 from t2n_hf.hf.tasks.encoder import encoder_interface
 from t2n_hf.hf.tasks.encoder_decoder import encoder_decoder_pipeline
 from t2n_hf.hf.tasks.pipeline import ONE_GRAPH, Pipeline
 from t2n_hf.hf.tasks.settings import context_of
-from t2n_hf.hf.tasks.table import Task, task_named, task_of_class
+from t2n_hf.hf.tasks.table import task_named, task_of_class
 from t2n_hf.trace.interface import Interface
 
 __all__ = ["interface_of", "pipeline_of"]
@@ -23,6 +23,8 @@ def pipeline_of(
     dtype: torch.dtype | str = torch.float32,
     all_logits: bool = False,
     max_context: int | None = None,
+    batch: bool = False,
+    mask: bool = False,
 ) -> Pipeline:
     """Describe how `model` is exported, as one graph or as several. No weight is read.
 
@@ -32,17 +34,25 @@ def pipeline_of(
         dtype: type of the numbers in the archives, hence of the caches.
         all_logits: give the logits of every new position instead of the last one's (tasks that generate only).
         max_context: bound on S + P (on S for encoders); None takes what the model was made for.
+        batch: take several sequences at once (text-generation; every other task always does).
+        mask: take `attention_mask`, and `position_ids` where the model does, for sequences that are padded on the left
+            (text-generation; every other task always takes a mask).
 
     Raises ConfigError for a model or a combination that is not supported; the text lists what is.
     """
     found = task_named(task or task_of_class(type(model).__name__, model.config))
     context = context_of(model, max_context)
     numbers = getattr(torch, dtype_of(dtype).torch)
+    if found.name == "text-generation" and not model.config.is_encoder_decoder:
+        options = CausalOptions(dtype=numbers, all_logits=all_logits, max_context=context, batch=batch, mask=mask)
+        return Pipeline(task=found.name, parts={ONE_GRAPH: causal_interface(model, options)})
+    if batch or mask:
+        raise ConfigError(f"batch and mask are for text-generation; an export for {found.name} takes both in any case")
     if model.config.is_encoder_decoder and model.can_generate() and found.name != "feature-extraction":
         return encoder_decoder_pipeline(model, found, numbers, all_logits=all_logits, max_context=context)
-    return Pipeline(
-        task=found.name, parts={ONE_GRAPH: _one_graph(model, found, numbers, all_logits=all_logits, context=context)}
-    )
+    if all_logits:
+        raise ConfigError(f"all_logits is for models that generate; task {found.name} has no choice of positions")
+    return Pipeline(task=found.name, parts={ONE_GRAPH: encoder_interface(model, found, max_context=context)})
 
 
 def interface_of(
@@ -52,24 +62,18 @@ def interface_of(
     dtype: torch.dtype | str = torch.float32,
     all_logits: bool = False,
     max_context: int | None = None,
+    batch: bool = False,
+    mask: bool = False,
 ) -> Interface:
     """Describe a model that is one graph; the arguments are those of `pipeline_of`. No weight is read.
 
     Raises ConfigError as `pipeline_of` does, and for a model that is several graphs.
     """
-    pipeline = pipeline_of(model, task=task, dtype=dtype, all_logits=all_logits, max_context=max_context)
+    pipeline = pipeline_of(
+        model, task=task, dtype=dtype, all_logits=all_logits, max_context=max_context, batch=batch, mask=mask
+    )
     if set(pipeline.parts) != {ONE_GRAPH}:
         raise ConfigError(
             f"{type(model).__name__} is exported as several graphs ({', '.join(pipeline.parts)}): use pipeline_of"
         )
     return pipeline.main
-
-
-def _one_graph(
-    model: PreTrainedModel, task: Task, dtype: torch.dtype, *, all_logits: bool, context: int | None
-) -> Interface:
-    if task.name == "text-generation":
-        return causal_interface(model, dtype, all_logits=all_logits, max_context=context)
-    if all_logits:
-        raise ConfigError(f"all_logits is for models that generate; task {task.name} has no choice of positions")
-    return encoder_interface(model, task, max_context=context)

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
+from t2n_hf.hf.recurrence import capturable_recurrences
 from t2n_hf.hf.rotary import capturable_rotary
 
 __all__ = [
@@ -27,7 +28,7 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
     """Set `model` up so that it can be captured; everything is as before after any exit.
 
     Evaluation mode, scaled-dot-product or eager attention, experts as batched matrix products (the default dispatches
-    on the data), and rotary embeddings that do not branch on the length.
+    on the data), rotary embeddings that do not branch on the length, and recurrences that walk in one call.
     """
     with ExitStack() as stack:
         for module in model.modules():
@@ -39,6 +40,7 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
         stack.callback(model.set_experts_implementation, model.get_experts_implementation())
         model.set_experts_implementation("batched_mm")
         stack.enter_context(capturable_rotary(model))
+        stack.enter_context(capturable_recurrences(model))
         yield
 
 
