@@ -8,6 +8,7 @@ import torch
 
 from t2n_hf.dtypes import dtype_named
 from t2n_hf.errors import MissingEmittersError
+from t2n_hf.export.decompose import decompose_unknown
 from t2n_hf.export.lowered import Lowered, MissingOp, WeightBinding, WeightFormatInfo
 from t2n_hf.export.lowering import Lowering
 from t2n_hf.ops.attention import rope
@@ -72,6 +73,9 @@ def lower(
         MissingEmittersError: operators without an emitter; all of them are listed.
         EmitError: an emitter refuses a form of its operator.
     """
+    known = {*emitter_table().overloads(), LAYER_OP}
+    for graph in (captured, *captured.pieces):
+        decompose_unknown(graph, known)
     missing = missing_emitters(captured)
     if missing:
         raise MissingEmittersError(_missing_text(missing))

@@ -83,6 +83,9 @@ class Builder:
             return self._symbolic(number, dtype)
         if dtype is torch.bool:
             return bool(number)
+        if number != number:  # NaN has no literal
+            minus = self.call("tract_core_broadcast", -1.0, out=((), torch.float32), shape=[])
+            return self.cast(self.unary("sqrt", minus), dtype)
         if dtype is torch.float32:
             return float(number)
         # Beside a constant a literal stays f32 and makes the result f32: any other dtype is said.

@@ -178,14 +178,3 @@ def _total(x: Value) -> Length:
     for length in x.shape:
         total = total * length
     return total
-
-
-@_emits(_aten.bucketize.Tensor)
-def bucketize(emit: Emit, x: Value, boundaries: Value, right: bool = False, **_: object) -> Value:
-    """How many boundaries are below x (or equal to it, when `right`)."""
-    wide, bounds = emit.unsqueeze(x, [x.rank]), emit.raised(boundaries, x.rank + 1)
-    dtype = torch.promote_types(x.dtype, boundaries.dtype)
-    below = emit.binary("gt", wide, bounds, dtype, torch.bool)
-    if right:
-        below = emit.unary("not", emit.binary("gt", bounds, wide, dtype, torch.bool))
-    return emit.reduce("sum_reduce", emit.cast(below, torch.int64), [x.rank], keepdim=False)

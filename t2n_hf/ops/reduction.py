@@ -9,7 +9,7 @@ from t2n_hf.ops.dims import product
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.shape import axis_of
 from t2n_hf.ops.table import EMITTERS
-from t2n_hf.ops.value import Number, Operand, Value
+from t2n_hf.ops.value import Value
 
 __all__: list[str] = []
 
@@ -150,47 +150,3 @@ def logsumexp(emit: Emit, x: Value, dim: Sequence[int], keepdim: bool = False) -
     total = emit.reduce("sum_reduce", emit.unary("exp", emit.binary("sub", x, top, x.dtype)), axes, keepdim=True)
     result = emit.binary("add", emit.unary("log", total), top, x.dtype)
     return result if keepdim else emit.squeeze(result, axes)
-
-
-@_emits(_aten.cumsum.default)
-def cumsum(emit: Emit, x: Value, dim: int, **_: object) -> Value:
-    """Sum of an axis up to each place."""
-    x = emit.cast(x, emit.dtype)
-    if x.rank == 0:
-        return x
-    return emit.unary("tract_core_cumsum", x, axis=axis_of(dim, x.rank), exclusive=False, reverse=False)
-
-
-@_emits(_aten.topk.default)
-def topk(emit: Emit, x: Value, k: Number, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Value]:
-    """The k greatest (or smallest) elements of an axis, in order, and their places."""
-    return _top(emit, x, k, axis_of(dim, x.rank), largest)
-
-
-def _top(emit: Emit, x: Value, k: Operand, axis: int, largest: bool) -> list[Value]:
-    if not isinstance(k, int):
-        raise emit.refuse(f"tract orders a fixed number of elements, and {k} is symbolic")
-    shape = [*x.shape[:axis], k, *x.shape[axis + 1 :]]
-    outs = [(shape, x.dtype), (shape, torch.int64)]
-    return emit.call_many("tract_core_topk", x, outs=outs, k=k, axis=axis, largest=largest)
-
-
-@_emits(_aten.sort.default)
-def sort(emit: Emit, x: Value, dim: int = -1, descending: bool = False) -> list[Value]:
-    """An axis in order, and the places its elements had."""
-    axis = axis_of(dim, x.rank)
-    return _top(emit, x, x.shape[axis], axis, descending)
-
-
-@_emits(_aten.sort.stable)
-def sort_stable(
-    emit: Emit, x: Value, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> list[Value]:
-    """An axis in order, and the places its elements had."""
-    return sort(emit, x, dim, descending)
-
-
-@_emits(_aten.argsort.default)
-def argsort(emit: Emit, x: Value, dim: int = -1, descending: bool = False) -> Value:
-    """The places of an axis's elements in order."""
-    return sort(emit, x, dim, descending)[1]
