@@ -72,9 +72,12 @@ PUBLIC = {
         "qscale_per_group_f16_min_max_calibration",
     },
     "t2n_hf.trace": {
+        "DispatchTracer",
+        "PythonTensor",
         "choose_kwargs_for_dynamic_shapes",
         "deserialize_args",
         "deserialize_args_kwargs",
+        "dispatch_trace",
         "extract_names_from_schema",
         "make_copy",
         "serialize_args",

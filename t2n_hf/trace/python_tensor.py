@@ -1,7 +1,7 @@
 """PythonTensor: a tensor that knows which node of a graph gives it; operators on it are recorded as nodes."""
 # ruff: noqa: ANN401 - arguments are handed through from torch, which types them as Any
 
-from collections.abc import Iterator
+import operator
 from typing import Any, Final, Protocol
 
 import torch
@@ -39,8 +39,8 @@ class PythonTensor(torch.Tensor):
     """A wrapper subclass that keeps the proxy of a tensor, from which a `DispatchTracer` builds its graph.
 
     Every ATen operator on it runs on what it wraps, and adds a node; its result is a PythonTensor with the proxy of
-    that node. What it wraps stays untouched: a fake tensor stays fake, and an opaque one (a tensor whose class keeps its
-    values in another form) is represented by its shape, dtype and device alone.
+    that node. What it wraps stays untouched: a fake tensor stays fake, and an opaque one (a tensor whose class keeps
+    its values in another form) is represented by its shape, dtype and device alone.
 
     Wrapping implicitly detaches gradients: when `elem` requires grad, the PythonTensor is a leaf that does. Hence
     something that is met several times must be wrapped once; `DispatchTracer.operand` sees to that.
@@ -64,11 +64,7 @@ class PythonTensor(torch.Tensor):
     @staticmethod
     def __new__(cls: type["PythonTensor"], elem: torch.Tensor, proxy: fx.Proxy, is_immutable: bool = False) -> Any:
         """Wrap `elem`, whose values are not read. Raises CaptureError for one that is not strided (sparse, nested)."""
-        if elem.layout is not torch.strided or elem.is_nested or elem.is_quantized:
-            raise CaptureError(
-                f"a tensor of layout {elem.layout} (nested: {elem.is_nested}, quantized: {elem.is_quantized}) cannot be "
-                "traced; make it dense first"
-            )
+        _refuse_layout(elem)
         wrapped = elem if is_opaque(elem) else _alias(elem)
         result = _shell(cls, wrapped, requires_grad=elem.requires_grad)
         if isinstance(elem, nn.Parameter):
@@ -97,6 +93,8 @@ class PythonTensor(torch.Tensor):
         kwargs = kwargs or {}
         if func in _READS and isinstance(args[0], PythonTensor):
             return args[0]._read(func, args[1:], kwargs)
+        if func in _SPLITS and len(args) > 1 and isinstance(args[1], PythonTensor):
+            args = (args[0], args[1].tolist(), *args[2:])  # torch would look for them in memory
         if func is _SET_DATA and isinstance(args[0], PythonTensor):
             return args[0]._become(args[1])
         with DisableTorchFunctionSubclass():
@@ -132,9 +130,8 @@ class PythonTensor(torch.Tensor):
 
 
 _READS: Final = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__})
+_SPLITS: Final = frozenset({torch.Tensor.tensor_split, torch.tensor_split})
 _SET_DATA: Final = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-
-
 
 
 def _recorder_of(tensor: PythonTensor) -> Recorder:
@@ -144,6 +141,12 @@ def _recorder_of(tensor: PythonTensor) -> Recorder:
             f"the proxy of {tensor!r} belongs to a {type(tracer).__name__}; PythonTensors record with a DispatchTracer"
         )
     return tracer
+
+
+def _refuse_layout(tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        kind = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)
+        raise CaptureError(f"a tensor of another layout ({kind}) cannot be traced; make it dense and strided first")
 
 
 def _alias(elem: torch.Tensor) -> torch.Tensor:
@@ -182,7 +185,10 @@ def _follow(tensor: PythonTensor) -> None:
 
 # Torch takes the memory of a literal as a new tensor's; on a graph's constant the second run would see the writes of
 # the first.
-_COPIED: Final = {_aten.lift_fresh.default: _aten.lift_fresh_copy.default, _aten.lift.default: _aten.lift_fresh_copy.default}
+_COPIED: Final = {
+    _aten.lift_fresh.default: _aten.lift_fresh_copy.default,
+    _aten.lift.default: _aten.lift_fresh_copy.default,
+}
 # Statistics are written in training (the argument at this place), and the schema does not tell.
 _STATISTICS: Final = {
     _aten.native_batch_norm.default: 5,
@@ -191,6 +197,20 @@ _STATISTICS: Final = {
     _aten.cudnn_batch_norm.default: 5,
     _aten.instance_norm.default: 5,
 }
+
+
+_INDEXING: Final = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
+# The result's shape follows from values, though no tag says so: torch makes these of others.
+_SHAPED_BY_VALUES: Final = frozenset(
+    {
+        _aten.argwhere.default,
+        _aten.nonzero_numpy.default,
+        _aten.one_hot.default,
+        _aten.repeat_interleave.self_Tensor,
+        _aten.tensor_split.tensor_indices_or_sections,
+        _aten.where.default,
+    }
+)
 
 
 def record(tracer: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -216,15 +236,104 @@ def record(tracer: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     outers = [outer for _, outer in written]
     elems, kwelems = pytree.tree_map_only(PythonTensor, _elem, (args, kwargs))
     result = tracer.memory.run(func, elems, kwelems, [*map(_elem, outers), *_statistics(func, elems)])
-    _note(tracer, func, result, (args, kwargs))
-    if func._schema.returns and not outers and not any(isinstance(r, torch.Tensor) for r in pytree.tree_leaves(result)):
+    for tensor in _tensors(result):
+        _refuse_layout(tensor)
+    if _reads(func, result, (args, kwargs)) and tracer.memory.depends_on_inputs(_tensors((elems, kwelems))):
+        tracer.note_read(func, result)
+    if func._schema.returns and not outers and not _tensors(result):
         return result
     proxies, kwproxies = pytree.tree_map_only(PythonTensor, _proxy, (args, kwargs))
     proxy = tracer.create_proxy("call_function", func, proxies, kwproxies)
     for outer in outers:
         outer.elem = tracer.memory.current(outer.elem)
         _follow(outer)
-    given = {id(elem) for elem in pytree.tree_leaves((elems, kwelems)) if isinstance(elem, torch.Tensor)}
-    wrapped = _Results(tracer, func, dict(_targets(func, written)), given).wrap(result, proxy)
-    proxy.node.meta["val"] = tracer.memory.described(pytree.tree_map_only(PythonTensor, _elem, wrapped))
-    return wrapped
+    given = {id(elem) for elem in _tensors((elems, kwelems))}
+    shown = tracer.memory.described(result)
+    proxy.node.meta["val"] = shown
+    returns = func._schema.returns
+    if len(returns) == 1:
+        return _wrapped(tracer, result, shown, proxy, _target(returns[0], written), given)
+    if not returns:
+        return result
+    return tuple(
+        _wrapped(
+            tracer, value, description, _item(proxy, place) if _tensors(value) else proxy, _target(r, written), given
+        )
+        for place, (r, value, description) in enumerate(zip(returns, result, shown, strict=True))
+    )
+
+
+def _elem(tensor: PythonTensor) -> torch.Tensor:
+    return tensor.elem
+
+
+def _proxy(tensor: PythonTensor) -> fx.Proxy:
+    return tensor.proxy
+
+
+def _item(proxy: fx.Proxy, place: int) -> fx.Proxy:
+    return proxy.tracer.create_proxy("call_function", operator.getitem, (proxy, place), {})
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, PythonTensor]]:
+    """The tensors that a call writes to, each with the argument of the schema that it is in."""
+    if not func._schema.is_mutable:
+        return []
+    found = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            found += [(argument, tensor) for tensor in pytree.tree_leaves(value) if isinstance(tensor, PythonTensor)]
+    return found
+
+
+def _statistics(func: OpOverload, elems: tuple[Any, ...]) -> list[torch.Tensor]:
+    training = _STATISTICS.get(func)
+    if training is None or not elems[training]:
+        return []
+    return [elem for elem in elems[3:5] if elem is not None]
+
+
+def _reads(func: OpOverload, result: Any, arguments: Any) -> bool:
+    """Whether a number or a shape that the call gives depends on values."""
+    if func in _INDEXING:
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _tensors(arguments[0][1]))
+    if func in _SHAPED_BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
+        return True
+    return bool(func._schema.returns) and bool(_tensors(arguments)) and not _tensors(result)
+
+
+def _target(returned: Any, written: list[tuple[Any, PythonTensor]]) -> PythonTensor | None:
+    """The argument that a result is, for in-place operators and `out=` variants."""
+    if returned.alias_info is None or not returned.alias_info.is_write:
+        return None
+    return next(
+        (outer for argument, outer in written if argument.alias_info.before_set == returned.alias_info.before_set), None
+    )
+
+
+def _wrapped(
+    tracer: Recorder, value: Any, shown: Any, proxy: fx.Proxy, target: PythonTensor | None, given: set[int]
+) -> Any:
+    if target is not None:
+        target.update_proxy(proxy)
+        proxy.node.meta["val"] = shown
+        return target
+    if isinstance(value, list | tuple):
+        return type(value)(
+            _wrapped(tracer, item, described, _item(proxy, place), None, given) if _tensors(item) else item
+            for place, (item, described) in enumerate(zip(value, shown, strict=True))
+        )
+    if not isinstance(value, torch.Tensor):
+        return value
+    proxy.node.meta["val"] = shown
+    elem = _alias(value) if id(value) in given else value
+    result = _shell(PythonTensor, elem)
+    result.elem, result.is_immutable = elem, False
+    result.update_proxy(proxy)
+    tracer.memory.lend_views(result)
+    return result

@@ -1,8 +1,9 @@
-"""What the tensors of a dispatch trace hold while it runs: values, as long as all they come from has some, else shapes."""
+"""What the tensors of a dispatch trace hold while it runs: values while all they come from has some, else shapes."""
 # ruff: noqa: ANN401 - arguments are handed through from torch, which types them as Any
 
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, final
 
 import torch
@@ -27,6 +28,7 @@ _NO_VALUES = (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+_LENGTHS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 
@@ -117,7 +119,9 @@ class TraceMemory:
         copied = storage.clone()
         if StorageWeakRef(storage) in self._from_inputs:
             self._from_inputs.add(StorageWeakRef(copied))
-        for holder in filter(None, (reference() for reference in holders)):
+        for holder in (reference() for reference in holders):
+            if holder is None:
+                continue
             elem = holder.elem
             elem.set_(copied, elem.storage_offset(), elem.size(), elem.stride())
 
@@ -144,7 +148,8 @@ class TraceMemory:
         self.adopt(given)
         leaves = [self.current(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if any(isinstance(tensor, FakeTensor) for tensor in tensors):
+        lengths = any(isinstance(leaf, _LENGTHS) for leaf in leaves)  # they have no values either
+        if lengths or any(isinstance(tensor, FakeTensor) for tensor in tensors):
             self._without_values.update(self._storage(tensor) for tensor in written if not is_opaque(tensor))
             leaves = [self._without(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         else:
@@ -152,15 +157,16 @@ class TraceMemory:
                 self._own(tensor)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
         try:
-            result = func(*args, **kwargs)
+            with self.mode if lengths else nullcontext():
+                result = func(*args, **kwargs)
         except _NO_VALUES as error:
             raise CaptureError(
                 f"{func} needs the values of a tensor that has only a shape here: it comes from a fake tensor, or from "
                 f"an opaque weight ({type(error).__name__}); trace with real tensors, or compute it before"
             ) from error
         if self._from_inputs and self.depends_on_inputs(given):
-            for tensor in (*_tensors(result), *written):
-                self.mark_input(tensor)
+            self._from_inputs.update(self._storage(t) for t in _tensors(result) if t.layout is torch.strided)
+            self._from_inputs.update(self._storage(self.current(tensor)) for tensor in written)
         return result
 
 
