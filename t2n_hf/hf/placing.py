@@ -375,6 +375,7 @@ class Placing:
                 self._replace(parameter, self.moved(name, parameter.detach()))
         if self.placement.moves:
             self._move_buffers()
+        self.pages.copy_out((*self.model.parameters(), *self.model.buffers()))
         self.pages.drop()
 
     def _move_buffers(self) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointSources", "MappedPages", "total_nbytes"]
 
 _MAPS: Final = Path("/proc/self/maps")
+# Linux maps this much of a file around a byte that is read.
+_READ_AROUND_NBYTES: Final = 64 << 10
 
 
 class CheckpointSources:
@@ -98,6 +100,20 @@ class MappedPages:
         if self._pending >= self._every_nbytes:
             self._pending = 0
             self.drop()
+
+    def copy_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give small plain tensors, such as norms and biases, memory of their own where they lie in the mappings.
+
+        To read one brings in more of the file than it has; the pages of all norms are megabytes. Each is changed in
+        place (`.data`).
+        """
+        ours = [(start, stop) for start, stop in self._mappings() if start not in self._others]
+        for tensor in tensors:
+            plain = tensor.detach()
+            if type(plain) is not torch.Tensor or plain.device.type != "cpu" or plain.nbytes > _READ_AROUND_NBYTES:
+                continue
+            if any(start <= plain.data_ptr() < stop for start, stop in ours):
+                tensor.data = plain.clone()
 
     def drop(self) -> None:
         """Give back every page of the mappings made since, and memory that is free."""

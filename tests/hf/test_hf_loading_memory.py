@@ -10,6 +10,9 @@ import pytest
 import torch
 import transformers as hf
 
+from t2n_hf import T2NConfig
+from t2n_hf.tensor.opaque import OpaqueTensor
+
 ALLOWANCE = 50 << 20  # the pages of files that are given back from time to time, and buffers for chunks
 PROGRAM = """
 import json, sys
@@ -67,3 +70,19 @@ def test_a_fast_model_takes_no_second_copy_while_it_is_loaded_quantized_or_not(t
     assert on_the_fly["peak"] <= on_the_fly["held"] + ALLOWANCE
     assert packed["held"] == on_the_fly["held"]
     assert packed["peak"] <= packed["held"] + ALLOWANCE
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["plain", "inference_mode"])
+def test_norms_do_not_keep_the_checkpoint_mapped(tmp_path, inference):
+    source = models.m1()
+    for index, parameter in enumerate(source.parameters()):
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(index))
+    folder = models.saved(source, tmp_path)
+    config = T2NConfig(weights="q4_0", embeddings="q4_0", lm_head="q4_0")
+    with torch.inference_mode(inference):
+        model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, quantization_config=config)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    plain = {name: one for name, one in model.named_parameters() if not isinstance(one, OpaqueTensor)}
+    assert len(plain) == 1 + 2 * source.config.num_hidden_layers
+    for name, parameter in plain.items():
+        assert torch.equal(parameter, source.get_parameter(name))

@@ -184,11 +184,11 @@ class TorchInt4Kernel:
         x, packed, scales = x.contiguous(), *layout
         if scales.dtype is torch.bfloat16:
             return torch._weight_int4pack_mm_for_cpu(x, packed, BLOCK_VALUES, scales)
-        parts = [
-            torch._weight_int4pack_mm_for_cpu(x, packed[start:stop], BLOCK_VALUES, pairs)
-            for start, stop, pairs in kernel_pairs(scales, packed.shape[0])
-        ]
-        return torch.cat(parts, dim=1)
+        result = x.new_empty(x.shape[0], packed.shape[0])
+        for start, stop, pairs in kernel_pairs(scales, packed.shape[0]):
+            part = torch._weight_int4pack_mm_for_cpu(x, packed[start:stop], BLOCK_VALUES, pairs)
+            result[:, start:stop] = part
+        return result
 
 
 def _probe(kernel: TorchInt4Kernel) -> str | None:
