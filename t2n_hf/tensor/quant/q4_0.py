@@ -275,7 +275,7 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
 
     @property
     def opaque_nbytes(self) -> int:
-        """Bytes held: 18 for each 32 values; 18 to 20 in a kernel's layout, where rows are padded to 64, 128 and so on."""
+        """Bytes held: 18 for each 32 values; 18 to 20 in a kernel's layout, whose rows are padded to 64s."""
         return sum(part.nbytes for part in self._parts().values())
 
     # ---- what OpaqueTensor asks for -------------------------------------------------------------------------------
