@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import torch
 
-from t2n_hf.ops.dims import Shape, product
+from t2n_hf.ops.dims import Shape
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.table import EMITTERS
 from t2n_hf.ops.value import Value
 
-__all__: list[str] = []
+__all__ = ["standardized", "weighted"]
 
 _aten = torch.ops.aten
 _emits = EMITTERS.emits
 
 
-def _standardized(emit: Emit, x: Value, axes: Sequence[int], eps: float) -> Value:
+def standardized(emit: Emit, x: Value, axes: Sequence[int], eps: float) -> Value:
     """(x - mean) / sqrt(variance + eps) over axes; in f32, where f16 would lose the variance."""
     x = emit.cast(x, torch.float32) if x.dtype is torch.float16 else x
     mean = emit.reduce("mean_reduce", x, axes, keepdim=True)
@@ -26,7 +26,8 @@ def _standardized(emit: Emit, x: Value, axes: Sequence[int], eps: float) -> Valu
     return emit.binary("mul", centred, scale, x.dtype)
 
 
-def _affine(emit: Emit, x: Value, weight: Value | None, bias: Value | None) -> Value:
+def weighted(emit: Emit, x: Value, weight: Value | None, bias: Value | None) -> Value:
+    """`x * weight + bias`, of those that are there."""
     if weight is not None:
         x = emit.binary("mul", x, weight, x.dtype)
     if bias is not None:
@@ -46,7 +47,7 @@ def layer_norm(  # noqa: PLR0917 - the operator's own signature
 ) -> Value:
     """Normalised over the last axes, then weighted."""
     axes = list(range(x.rank - len(normalized_shape), x.rank))
-    return emit.cast(_affine(emit, _standardized(emit, x, axes, eps), weight, bias), emit.dtype)
+    return emit.cast(weighted(emit, standardized(emit, x, axes, eps), weight, bias), emit.dtype)
 
 
 @_emits(_aten.rms_norm.default)
@@ -63,77 +64,7 @@ def rms_norm(
         mean = emit.reduce("mean_reduce", square, axes, keepdim=True)
         scale = emit.unary("rsqrt", emit.binary("add", mean, eps, x.dtype))
         result = emit.binary("mul", x, scale, x.dtype)
-    return emit.cast(_affine(emit, result, weight, None), emit.dtype)
-
-
-@_emits(_aten.group_norm.default)
-def group_norm(  # noqa: PLR0917 - the operator's own signature
-    emit: Emit,
-    x: Value,
-    groups: int,
-    weight: Value | None = None,
-    bias: Value | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Value:
-    """Normalised within groups of channels, then weighted by channel."""
-    batch, channels, *rest = x.shape
-    grouped = emit.reshape(x, (batch, groups, channels // groups * product(rest)))
-    normal = emit.reshape(_standardized(emit, grouped, [2], eps), x.shape)
-    by_channel = [None if v is None else _by_channel(emit, v, x.rank) for v in (weight, bias)]
-    return emit.cast(_affine(emit, normal, *by_channel), emit.dtype)
-
-
-def _by_channel(emit: Emit, value: Value, rank: int) -> Value:
-    """A vector of channels, aligned with axis 1 of a tensor of `rank`."""
-    return emit.unsqueeze(value, [axis for axis in range(rank) if axis != 1])
-
-
-@_emits(_aten.instance_norm.default)
-def instance_norm(  # noqa: PLR0917 - the operator's own signature
-    emit: Emit,
-    x: Value,
-    weight: Value | None = None,
-    bias: Value | None = None,
-    running_mean: Value | None = None,
-    running_var: Value | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Value:
-    """Normalised within each channel, then weighted by channel."""
-    if not use_input_stats:
-        raise emit.refuse("instance_norm with running statistics")
-    normal = _standardized(emit, x, list(range(2, x.rank)), eps)
-    by_channel = [None if v is None else _by_channel(emit, v, x.rank) for v in (weight, bias)]
-    return emit.cast(_affine(emit, normal, *by_channel), emit.dtype)
-
-
-@_emits(_aten.batch_norm.default)
-def batch_norm(  # noqa: PLR0917 - the operator's own signature
-    emit: Emit,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Value:
-    """Shifted and scaled by the running statistics of each channel."""
-    if training or running_mean is None or running_var is None:
-        raise emit.refuse("batch_norm without running statistics; put the module in inference with eval()")
-    scale = emit.unary("rsqrt", emit.binary("add", running_var, eps, running_var.dtype))
-    if weight is not None:
-        scale = emit.binary("mul", scale, weight, scale.dtype)
-    centred = emit.binary("sub", x, _by_channel(emit, running_mean, x.rank), emit.dtype)
-    scaled = emit.binary("mul", centred, _by_channel(emit, scale, x.rank), emit.dtype)
-    if bias is None:
-        return scaled
-    return emit.binary("add", scaled, _by_channel(emit, bias, x.rank), emit.dtype)
+    return emit.cast(weighted(emit, result, weight, None), emit.dtype)
 
 
 @_emits(_aten.linalg_vector_norm.default)
