@@ -49,7 +49,7 @@ def channel_shuffle(emit: Emit, x: Value, groups: int) -> Value:
 
 
 @_emits(_aten.im2col.default)
-def im2col(  # noqa: PLR0917 - the operator's own signature
+def im2col(
     emit: Emit,
     x: Value,
     kernel_size: Sequence[int],
@@ -104,10 +104,9 @@ def col2im(  # noqa: PLR0917 - the operator's own signature
     window = kernel[0] * kernel[1]
     channels = static(emit, [x.shape[1]], "channels")[0] // window
     spatial = emit.reshape(x, (x.shape[0], channels * window, *counts))
+    weight = _dealing(emit, channels, kernel, x.dtype)
     cut = list(zip(before, after, strict=True))
-    return unbatched(
-        emit, deconvolved(emit, spatial, _dealing(emit, channels, kernel, x.dtype), step, cut, spread, channels)
-    )
+    return unbatched(emit, deconvolved(emit, spatial, weight, step, cut, spread, channels))
 
 
 def _dealing(emit: Emit, channels: int, kernel: list[int], dtype: torch.dtype) -> Value:
