@@ -51,8 +51,9 @@ def export_with_lengths(
     """
     try:
         exported = torch.export.export(module, (tensors,), dynamic_shapes=(list(dims),), strict=False)
-    except UserError as refusal:
-        if refusal.error_type is not UserErrorType.CONSTRAINT_VIOLATION or not _names(dims):
+    except (UserError, AssertionError) as refusal:  # its solver ends in an assertion for some divisions
+        unproven = getattr(refusal, "error_type", None) in (None, UserErrorType.CONSTRAINT_VIOLATION)
+        if not unproven or not _names(dims):
             raise
         free = [{axis: _freed(dim) for axis, dim in entry.items()} for entry in dims]
         try:
@@ -129,7 +130,7 @@ def _fact(line: str) -> Callable[[Mapping[str, int]], bool] | None:
     found = _RELATION.fullmatch(line)
     if found is None:
         return None
-    left, right = (sympy.sympify(side) for side in (found[1], found[3]))
+    left, right = (_expression(side) for side in (found[1], found[3]))
     compare = _COMPARISONS[found[2]]
 
     def holds(lengths: Mapping[str, int]) -> bool:
@@ -150,14 +151,19 @@ def _conditions(environment: Any, length_of: Mapping[sympy.Symbol, sympy.Symbol]
     known: dict[Any, Any] = {}
     for guard in environment.guards:
         expression = environment.simplify(guard.expr).xreplace(dict(length_of))
-        if expression not in (sympy.true, True):
+        # torch takes a length of 1 for one like any other when it is said to be free, and so do we: also one that is
+        # computed from an input's ("the number of windows is not 1").
+        if expression not in (sympy.true, True) and not _excludes_one(expression):
             known.setdefault(expression, None)
     return list(known)
 
 
+def _excludes_one(condition: Any) -> bool:  # noqa: ANN401
+    return isinstance(condition, sympy.Ne) and sympy.Integer(1) in condition.args
+
+
 def _tried(ranges: Mapping[str, tuple[int, int | None]], example: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Lengths in range: each one on its own while the others are as in the example, then all together."""
-    # torch takes a length of 1 for one like others when it is said to be free; so is it here.
     lows = {name: max(2, low) for name, (low, _) in ranges.items()}
     single = {name: _values(lows[name], high) for name, (_, high) in ranges.items()}
     for name, values in single.items():
@@ -179,5 +185,12 @@ def _broken(condition: Any, lengths: Mapping[str, int], example: Mapping[str, in
     traced = ", ".join(f"{name}={example[name]}" for name in lengths)
     return (
         f"the graph captured at {traced} does not hold at {at}: there `{condition}` is false, and the module takes "
-        "another way. Give the Dim a range (min, max) within which it takes one way, or capture at another length"
+        "another way. Give the Dim a range (min, max) within which it takes one way (max_context, for a model of text), "
+        "or capture at another length"
     )
+
+
+def _expression(text: str) -> sympy.Expr:
+    """Names are symbols, also those that sympy has other uses for (S, N, E)."""
+    names = {name: sympy.Symbol(name, integer=True) for name in re.findall(r"[A-Za-z_]\w*", text)}
+    return sympy.sympify(text, locals=names)
