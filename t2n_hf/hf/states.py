@@ -124,7 +124,7 @@ class _HybridLayer(_Kept, LinearAttentionAndFullAttentionLayer):  # type: ignore
 
     def get_seq_length(self) -> int:
         """Length of the past, as a symbol where it is one."""
-        return self.keys.shape[KEY_VALUE_LENGTH]
+        return self.keys.shape[KEY_VALUE_LENGTH]  # type: ignore[union-attr]
 
 
 @final
@@ -223,7 +223,7 @@ def states_of(model: PreTrainedModel) -> tuple[LayerStates, ...]:
 def _read(layer: Any, where: str) -> LayerStates:  # noqa: ANN401 - layers have no common type
     attention: tuple[tuple[int, ...], ...] = ()
     if isinstance(layer, DynamicLayer) and layer.is_initialized:
-        sides = [tuple(side.shape) for side in (layer.keys, layer.values)]
+        sides = [tuple(side.shape) for side in (layer.keys, layer.values)]  # type: ignore[union-attr]
         attention = tuple((*shape[:KEY_VALUE_LENGTH], 0, *shape[KEY_VALUE_LENGTH + 1 :]) for shape in sides)
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
         if attention or isinstance(layer, (DummyLayer, DynamicLayer)):

@@ -43,11 +43,21 @@ def scaled_dot_product_attention(  # noqa: PLR0917 - the operator's own signatur
         return _fused(emit, query, key, value, mask, factor)
     if enable_gqa:
         key, value = _repeated(emit, key, query.shape[-3]), _repeated(emit, value, query.shape[-3])
-    scaled = emit.binary("mul", query, factor, query.dtype)
-    scores = emit.matmul(scaled, key, transpose_right=True)
+    scores = emit.matmul(*_scaled(emit, query, key, factor), transpose_right=True)
     if mask is not None:
         scores = emit.binary("add", scores, mask, scores.dtype)
     return emit.matmul(softmax_over(emit, scores, -1, scores.dtype), value)
+
+
+def _scaled(emit: Emit, query: Value, key: Value, factor: float) -> tuple[Value, Value]:
+    """Queries and keys whose product has the factor.
+
+    tract cuts a product with a join of two parts into two products, and fails where heads share the one part (the
+    rotated part of latent attention). A factor on either side keeps it from that.
+    """
+    if factor > 0 and emit.joined_along(key, key.rank - 1):
+        return tuple(emit.binary("mul", x, factor**0.5, x.dtype) for x in (query, key))  # type: ignore[return-value]
+    return emit.binary("mul", query, factor, query.dtype), key
 
 
 def _causal(emit: Emit, queries: Length, keys: Length, dtype: torch.dtype) -> Value:

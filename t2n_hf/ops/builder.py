@@ -233,6 +233,11 @@ class Builder:
         shape = [*parts[0].shape[:axis], total, *parts[0].shape[axis + 1 :]]
         return self.call("concat", parts, out=(shape, dtype), axis=axis)
 
+    def joined_along(self, value: Value, axis: int) -> bool:
+        """Whether the value was written as a join along this axis."""
+        written = next((a for a in reversed(self.body) if value.name.text in a.results), None)
+        return written is not None and written.op == "concat" and written.kwargs["axis"] == axis
+
     def range(self, begin: Length, end: Length, dtype: torch.dtype, step: int = 1) -> Value:
         """begin, begin + step, ... below (above, for a negative step) end, as a tensor of rank 1."""
         count = end - begin if step == 1 else sympy.ceiling(sympy.sympify(end - begin) / step)
