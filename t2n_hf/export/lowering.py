@@ -14,7 +14,7 @@ from t2n_hf.nnef.ir import Assign, Document, External, Fragment, Name, Variable
 from t2n_hf.nnef.names import Namer
 from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.dims import dims
-from t2n_hf.ops.emit import Emit, EmitOptions
+from t2n_hf.ops.emit import Emit, EmitOptions, python_name
 from t2n_hf.ops.table import EmitterTable
 from t2n_hf.ops.value import Value, tract_dtype
 from t2n_hf.trace.captured import Captured, CapturedGraph, Piece, PieceCall
@@ -62,6 +62,7 @@ class Lowering:
     _bindings: dict[str, WeightBinding] = field(default_factory=dict)
     _written: dict[Any, _Written] = field(default_factory=dict)
     _plans: dict[int, FragmentPlan] = field(default_factory=dict)
+    _shared: dict[Any, dict[fx.Node, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Reserve the names that are given from outside."""
@@ -161,9 +162,10 @@ class Lowering:
         names = self._result_names(emit.node, call)
         if self.flat:
             return self._inline(piece, env, names)
-        plan = self._plan(call.piece, env)
+        env |= self._hoist(emit.node, call.piece, env)
+        plan = self._plan(call.piece)
         fragment = self._fragment(call, plan, env)
-        values = [{**emit.env, **env}[node] for node in plan.parameters]
+        values = [env[node] for node in plan.parameters]
         arguments = tuple(value.name for value in values if isinstance(value, Value))
         emit.body.append(Assign(tuple(names), fragment.name, arguments))
         results = [node for node, _ in piece.outputs]
@@ -190,18 +192,29 @@ class Lowering:
         emit.env, emit.final_names = outside
         return results
 
-    def _plan(self, number: int, env: Mapping[fx.Node, Any]) -> FragmentPlan:
-        """The plan of a kind; with the first layer of the kind, what all of them share is written."""
+    def _plan(self, number: int) -> FragmentPlan:
         if number not in self._plans:
-            self._plans[number] = plan = plan_fragment(self.captured, number)
-            self._emit.env.update({node: env[node] for node in plan.invariant})
-            self._emit.run(plan.hoisted)
+            self._plans[number] = plan_fragment(self.captured, number)
         return self._plans[number]
+
+    def _hoist(self, node: fx.Node, number: int, env: Mapping[fx.Node, Any]) -> dict[fx.Node, Any]:
+        """What the layer at this call shares with others; written with the first layer that is given the same."""
+        plan, piece = self._plan(number), self.captured.pieces[number]
+        key = (number, *(node.args[1][place] for place in plan.shared))  # type: ignore[index,union-attr]
+        if key not in self._shared:
+            start = {piece.inputs[place][0]: env[piece.inputs[place][0]] for place in plan.shared}
+            outside, self._emit.env = self._emit.env, {**env, **start}
+            self._emit.run(plan.hoisted)
+            self._shared[key] = {hoisted: self._emit.env[hoisted] for hoisted in plan.hoisted}
+            self._emit.env = outside
+        return self._shared[key]
 
     def _fragment(self, call: PieceCall, plan: FragmentPlan, env: Mapping[fx.Node, Any]) -> Fragment:
         """The fragment for layers of this kind with weights in these formats."""
         piece = self.captured.pieces[call.piece]
-        key = (call.piece, *((env[node].block, env[node].transposed) for node in piece.weights))
+        formats = [(env[node].block, env[node].transposed) for node in piece.weights]
+        numbers = [env[node] for node in plan.parameters if not isinstance(env[node], Value)]
+        key = (call.piece, *formats, repr(numbers))
         if key not in self._written:
             self._written[key] = self._write_fragment(piece, plan, env)
         written = self._written[key]
@@ -216,11 +229,11 @@ class Lowering:
         stems = {**dict(piece.inputs), **piece.weights, **_leaf_names(piece)}
         parameters: dict[str, fx.Node] = {}
         for node in plan.parameters:
-            start = env.get(node, self._emit.env.get(node))
+            start = env[node]
             if not isinstance(start, Value):
                 emit.env[node] = start
                 continue
-            name = namer.unique(stems.get(node) or start.name.text)
+            name = namer.unique(stems.get(node) or python_name(node))
             parameters[name] = node
             emit.env[node] = replace(start, name=Name(name))
         emit.final_names = _final_names(piece.outputs, emit.env)

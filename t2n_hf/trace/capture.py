@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 import sympy
@@ -10,48 +11,48 @@ import torch
 from torch import fx
 
 from t2n_hf.errors import CaptureError, ConfigError, T2NError
+from t2n_hf.trace.call_names import layer_calls_named
+from t2n_hf.trace.capture_dispatch import capture_by_dispatch
 from t2n_hf.trace.captured import Captured
 from t2n_hf.trace.fakes import canonical_names, fake_weights
 from t2n_hf.trace.flat import FlatInterface, dim_name, flatten_interface
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.layers import PieceError
 from t2n_hf.trace.lengths import export_with_lengths
-from t2n_hf.trace.passes import simplify
+from t2n_hf.trace.outline import outline_layers
+from t2n_hf.trace.passes import make_pure, simplify
 from t2n_hf.trace.passes.writes import refuse_kept_writes
 from t2n_hf.trace.pieces import PieceRecorder
 from t2n_hf.trace.recurrent import RecurrentLayersKept
+from t2n_hf.trace.same_graph import join_equal_pieces
 from t2n_hf.trace.swap import plain_tensors_kept
 
 __all__ = ["CAPTURE_MODES", "capture"]
 
-CAPTURE_MODES: Final = ("auto", "pieces", "whole")
+CAPTURE_MODES: Final = ("auto", "pieces", "whole", "dispatch")
 
 
-def capture(interface: Interface, dtype: torch.dtype, mode: Literal["auto", "pieces", "whole"] = "auto") -> Captured:
+def capture(
+    interface: Interface, dtype: torch.dtype, mode: Literal["auto", "pieces", "whole", "dispatch"] = "auto"
+) -> Captured:
     """Capture the module of an interface with weights of `dtype`.
 
-    Mode "pieces" traces each kind of the interface's layers once, "whole" traces every layer in place, and "auto" is
-    "pieces", or "whole" when a layer cannot be a piece (`Captured.notes` says why). The module is left as it was.
+    Mode "pieces" traces each kind of the interface's layers once. "whole" traces every layer in place; layers whose
+    graphs turn out to be the same are pieces too. "dispatch" runs the module once at the shapes of the example, which
+    stay fixed (see `capture_by_dispatch`). "auto" is "pieces", or "whole" when a layer cannot be traced by itself, or
+    "dispatch" when torch.export refuses the module; `Captured.notes` says why. The module is left as it was.
 
     Raises:
-        CaptureError: torch.export cannot capture the module, or a layer cannot be a piece in mode "pieces".
+        CaptureError: the module cannot be captured in this mode, or a layer cannot be a piece in mode "pieces".
         ConfigError: an unknown mode, or an interface whose parts do not fit together.
     """
     if mode not in CAPTURE_MODES:
         raise ConfigError(f"capture mode {mode!r}; expected one of {', '.join(CAPTURE_MODES)}")
     canonical = canonical_names(interface.weight_owner)
-    layers = () if mode == "whole" else interface.layers
+    layers = tuple(f"module.{name}" for name in interface.layers)
     with _as_found(interface), fake_weights(interface.module, dtype):
         flat = flatten_interface(interface, dtype)
-        try:
-            captured = _capture(interface, flat, layers)
-        except (PieceError, CaptureError) as reason:
-            if mode == "pieces" and isinstance(reason, PieceError):
-                raise CaptureError(f"{type(interface.module).__name__}: {reason}; capture it whole") from reason
-            if mode != "auto" or not layers:
-                raise
-            captured = _capture(interface, flat, ())
-            captured.notes = (str(reason),)
+        captured = _capture_as(mode, interface, flat, layers)
     captured.canonical = canonical
     for graph in (captured, *captured.pieces):
         simplify(graph)
@@ -64,14 +65,62 @@ def _as_found(interface: Interface) -> Iterator[None]:
         yield
 
 
-def _capture(interface: Interface, flat: FlatInterface, layers: tuple[str, ...]) -> Captured:
-    recorder = PieceRecorder(flat.module, tuple(f"module.{name}" for name in layers), _weight_namer(interface))
-    with ExitStack() as stack:
-        if layers:
-            stack.enter_context(recorder.recording())
-        exported = _export(flat)
+def _capture_as(mode: str, interface: Interface, flat: FlatInterface, layers: tuple[str, ...]) -> Captured:
+    if mode == "auto":
+        return _capture_somehow(interface, flat, layers)
+    if mode == "dispatch":
+        return capture_by_dispatch(interface, flat, _weight_namer(interface))
+    if mode == "whole":
+        return _capture_whole(interface, flat, layers)
+    try:
+        return _capture_pieces(interface, flat, layers)
+    except PieceError as reason:
+        raise CaptureError(f"{type(interface.module).__name__}: {reason}; capture it whole") from reason
+
+
+def _capture_somehow(interface: Interface, flat: FlatInterface, layers: tuple[str, ...]) -> Captured:
+    """In the first mode that works, with the reasons why those before it did not as notes."""
+    notes: list[str] = []
+    for mode in ("pieces", "whole", "dispatch") if layers else ("whole", "dispatch"):
+        try:
+            captured = _capture_as(mode, interface, flat, layers)
+            _refuse_reads(interface, captured)
+        except CaptureError as reason:
+            notes.append(str(reason))
+        else:
+            captured.notes = (*notes, *captured.notes)
+            return captured
+    raise CaptureError("; ".join(dict.fromkeys(notes)))
+
+
+def _refuse_reads(interface: Interface, captured: Captured) -> None:
+    """Raise CaptureError when a graph holds for some inputs only; who asks for the mode by name accepts that."""
+    if captured.reads:
+        raise CaptureError(
+            f"forward of {type(interface.module).__name__} reads a tensor's value that depends on its inputs: "
+            f"{'; '.join(captured.reads)}. What it decides would be fixed in the archive: choose with torch.where, or "
+            "accept it with capture='dispatch'"
+        )
+
+
+def _capture_pieces(interface: Interface, flat: FlatInterface, layers: tuple[str, ...]) -> Captured:
+    recorder = PieceRecorder(flat.module, layers, _weight_namer(interface))
+    with recorder.recording():
+        exported = _export(flat, interface.asserts)
     captured = _read_export(exported, interface, flat)
-    captured.pieces, captured.calls = recorder.pieces, recorder.calls
+    # Kinds were told apart by all that a trace may depend on; now that they are traced, it is seen on what it did.
+    captured.pieces, numbers = join_equal_pieces(recorder.pieces)
+    captured.calls = {at: replace(call, piece=numbers[call.piece]) for at, call in recorder.calls.items()}
+    return captured
+
+
+def _capture_whole(interface: Interface, flat: FlatInterface, layers: tuple[str, ...]) -> Captured:
+    with layer_calls_named(flat.module, layers):
+        exported = _export(flat, interface.asserts)
+    captured = _read_export(exported, interface, flat)
+    if layers:
+        make_pure(captured)
+        captured.notes = tuple(outline_layers(captured, flat.module, layers, _weight_namer(interface)))
     return captured
 
 
@@ -79,11 +128,11 @@ def _capture(interface: Interface, flat: FlatInterface, layers: tuple[str, ...])
 _RECURRENT_LISTS: Final = r"The tensor attributes? (self\.[\w.]*_flat_weights\[\d+\](, )?)+ (was|were) assigned"
 
 
-def _export(flat: FlatInterface) -> torch.export.ExportedProgram:
+def _export(flat: FlatInterface, asserts: tuple[str, ...]) -> torch.export.ExportedProgram:
     try:
         with warnings.catch_warnings(), RecurrentLayersKept():
             warnings.filterwarnings("ignore", _RECURRENT_LISTS)
-            return export_with_lengths(flat.module, flat.tensors, flat.dims)
+            return export_with_lengths(flat.module, flat.tensors, flat.dims, asserts)
     except (T2NError, PieceError):
         raise
     except Exception as error:

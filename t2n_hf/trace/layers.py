@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FunctionType, MethodType
@@ -15,7 +16,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from t2n_hf.errors import ConfigError, FormatError
 from t2n_hf.trace.piece_by_piece_serialize import deserialize_args, serialize_one, type_as_str_with_info
 
-__all__ = ["Argument", "Arguments", "PieceError", "bind", "describe_layer", "layer_index", "may_count", "shape_of"]
+__all__ = [
+    "Argument",
+    "Arguments",
+    "PieceError",
+    "bind",
+    "describe_layer",
+    "layer_index",
+    "may_count",
+    "piece_name",
+    "shape_of",
+]
 
 _INDEX: Final = "layer_idx"
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
@@ -89,6 +100,12 @@ def layer_index(layer: nn.Module) -> int | None:
     """The `layer_idx` that the layer's modules agree on; None when they have none, or different ones."""
     found = {vars(module)[_INDEX] for module in layer.modules() if isinstance(vars(module).get(_INDEX), int)}
     return found.pop() if len(found) == 1 else None
+
+
+def piece_name(layer: nn.Module) -> str:
+    """LlamaDecoderLayer -> llama_decoder_layer; GPT2Block -> gpt2_block."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(layer).__name__)
+    return words.lower()
 
 
 def shape_of(leaf: object) -> Any:  # noqa: ANN401 - any value with an equality

@@ -5,7 +5,6 @@ finds a kind that is equal to it in everything that a trace depends on, or trace
 fake tensors that the model passes it. So a piece has the symbols of the model, and a layer costs one call.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from t2n_hf.trace.captured import Piece, PieceCall
-from t2n_hf.trace.layers import Arguments, bind, describe_layer, layer_index, may_count, shape_of
+from t2n_hf.trace.layers import Arguments, bind, describe_layer, layer_index, may_count, piece_name, shape_of
+from t2n_hf.trace.same_graph import describe_piece
 from t2n_hf.trace.tracing import TracedLayer, trace_layer
 
 __all__ = ["LAYER_OP", "PieceRecorder"]
@@ -153,7 +153,7 @@ class PieceRecorder:
             leaves = kind.leaves_for(arguments, index) if kind.description == description else None
             if leaves is not None and (not may_count(layer) or self._same_trace(kind, layer, where, arguments, leaves)):
                 return number, *leaves
-        traced = trace_layer(layer, arguments, self.name_weight(where), _piece_name(layer))
+        traced = trace_layer(layer, arguments, self.name_weight(where), piece_name(layer))
         self._kinds.append(_Kind(description, index, arguments.snapshot(), traced))
         return len(self._kinds) - 1, list(traced.inputs), list(traced.changed)
 
@@ -166,20 +166,6 @@ class PieceRecorder:
         leaves: tuple[list[int], list[int]],
     ) -> bool:
         """Trace the layer too, and see whether its number made a difference."""
-        traced = trace_layer(layer, arguments, self.name_weight(where), _piece_name(layer))
+        traced = trace_layer(layer, arguments, self.name_weight(where), piece_name(layer))
         same_places = (traced.inputs, list(traced.changed)) == leaves
-        return same_places and _calls(traced.piece.graph) == _calls(kind.traced.piece.graph)
-
-
-def _calls(graph: fx.Graph) -> list[Any]:
-    """The nodes of a graph as values that can be compared with those of another one."""
-    places = {node: f"%{place}" for place, node in enumerate(graph.nodes)}
-    targets = [None if node.op == "placeholder" else str(node.target) for node in places]  # inputs go by place
-    arguments = [fx.map_arg((node.args, node.kwargs), places.__getitem__) for node in places]
-    return list(zip(targets, arguments, strict=True))
-
-
-def _piece_name(layer: nn.Module) -> str:
-    """LlamaDecoderLayer -> llama_decoder_layer; GPT2Block -> gpt2_block."""
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(layer).__name__)
-    return words.lower()
+        return same_places and describe_piece(traced.piece) == describe_piece(kind.traced.piece)

@@ -52,12 +52,14 @@ def ops_of(result):
 @pytest.mark.parametrize("name", MODELS)
 def test_pieces_and_the_whole_capture_agree_in_tract_and_with_pytorch(name, tmp_path):
     face = interface_of(MODELS[name]())
-    pieces, with_fragments = archive(face, tmp_path / "pieces", mode="pieces")
-    whole, without = archive(face, tmp_path / "whole", mode="whole")
-    assert with_fragments.document.fragments
-    assert not without.document.fragments
+    pieces, once = archive(face, tmp_path / "pieces", mode="pieces")
+    _, each = archive(face, tmp_path / "whole", mode="whole")
+    assert once.document.fragments
+    assert to_text(once.document) == to_text(each.document)
+    flat, in_place = archive(face, tmp_path / "flat", mode="whole", flat=True)
+    assert not in_place.document.fragments
     got = run_steps(pieces, face)
-    assert largest_difference(got, run_steps(whole, face)) < 2e-6
+    assert largest_difference(got, run_steps(flat, face)) < 2e-6
     assert largest_difference(got, torch_steps(face)) < 5e-6
 
 
@@ -71,12 +73,24 @@ def test_options_change_the_text_and_not_the_results(options, tmp_path):
     assert largest_difference(run_steps(folder, face), torch_steps(face)) < 5e-6
 
 
-def test_layers_of_one_kind_share_a_fragment_and_kinds_have_their_own():
+def test_layers_that_differ_in_what_they_are_given_share_a_fragment():
     result = lower(capture(interface_of(models.m5()), torch.float32), {}, dtype="f32")
-    assert [f.name for f in result.document.fragments] == ["gemma3_decoder_layer", "gemma3_decoder_layer_1"]
-    calls = [call.op for call in result.document.body if call.op.startswith("gemma3")]
+    assert [f.name for f in result.document.fragments] == ["gemma3_decoder_layer"]
+    calls = [call for call in result.document.body if call.op == "gemma3_decoder_layer"]
     assert len(calls) == 6
-    assert calls.count("gemma3_decoder_layer_1") == 1
+    masks = [call.args[3].text for call in calls]
+    assert masks == ["attention_mask"] * 5 + ["attention_mask_1"]
+    assert [call.op for call in result.document.body].count("select") == 2
+
+
+def test_kinds_of_layers_have_fragments_of_their_own_named_after_their_class():
+    kinds = {"layer_types": ["full_attention"] * 4, "mlp_layer_types": ["dense", "sparse", "dense", "sparse"]}
+    model = models.m4_qwen3(num_hidden_layers=4, mlp_only_layers=[0, 2], **kinds)
+    result = lower(capture(interface_of(model), torch.float32), {}, dtype="f32")
+    names = ["qwen3_moe_decoder_layer", "qwen3_moe_decoder_layer_1"]
+    assert [f.name for f in result.document.fragments] == names
+    calls = [call.op for call in result.document.body if call.op in names]
+    assert calls == names * 2
 
 
 def test_what_all_layers_share_is_computed_outside_the_fragment():
@@ -142,7 +156,7 @@ def test_operators_without_an_emitter_are_all_listed_with_the_place_that_uses_th
 
 
 def test_calls_of_the_capture_itself_have_emitters_beside_those_of_the_table():
-    assert len(emitter_table()) == len(EMITTERS) + 2
+    assert len(emitter_table()) == len(EMITTERS) + 3
 
 
 # Block formats

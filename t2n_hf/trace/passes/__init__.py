@@ -1,7 +1,7 @@
 """Passes: functions from a graph to (graph, changed); one per file; run twice they change nothing the second time."""
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from torch import fx
 
@@ -16,7 +16,7 @@ from t2n_hf.trace.passes.rope import fuse_rope
 from t2n_hf.trace.passes.views import join_views
 from t2n_hf.trace.passes.writes import replace_writes
 
-__all__ = ["PASSES", "simplify"]
+__all__ = ["PASSES", "make_pure", "simplify"]
 
 PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
     drop_asserts,
@@ -30,18 +30,27 @@ PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
 )
 
 
+def make_pure(captured: CapturedGraph) -> None:
+    """Run the passes after which no call changes a tensor, or only checks something."""
+    _run(captured, (drop_asserts, replace_writes, drop_dead_code))
+
+
 def simplify(captured: CapturedGraph) -> None:
     """Run all passes over a captured graph, in place, and drop weights and constants that nothing uses any more."""
+    _run(captured, PASSES)
     graph = captured.graph
-    for run in PASSES:
-        run(graph)
-        graph.lint()
-    results = next(node for node in graph.nodes if node.op == "output").args[0]
-    names = [name for _, name in captured.outputs]
-    captured.outputs[:] = zip(results, names, strict=True)
     alive = set(graph.nodes)
     for stored in (captured.weights, captured.constants):
         for node in [node for node in stored if node not in alive or not node.users]:
             del stored[node]
             if node in alive:
                 graph.erase_node(node)
+
+
+def _run(captured: CapturedGraph, passes: Iterable[Callable[[fx.Graph], PassResult]]) -> None:
+    graph = captured.graph
+    for run in passes:
+        run(graph)
+        graph.lint()
+    results: Any = next(node for node in graph.nodes if node.op == "output").args[0]
+    captured.outputs[:] = zip(results, [name for _, name in captured.outputs], strict=True)

@@ -16,7 +16,7 @@ _MASK = 3  # position of attn_mask
 def float_masks(graph: fx.Graph) -> PassResult:
     """Give attention a mask to add (0, or the least finite number) instead of a boolean one; one per boolean mask.
 
-    The new mask is made right after the boolean one, so that layers with one mask can share it. A row that is masked
+    The new mask, "attention_mask", follows the boolean one, so that layers can share it. A row that is masked
     everywhere then attends evenly to all positions: finite, where torch gives 0.
     """
     made: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
@@ -47,11 +47,13 @@ def _insert(graph: fx.Graph, mask: fx.Node, dtype: torch.dtype) -> fx.Node:
         after = after.next
     value = mask.meta["val"]
     with graph.inserting_after(after), value.fake_mode:
-        result = graph.call_function(_aten.where.Scalar, (mask, 0.0, torch.finfo(dtype).min))
-        result.meta = {**mask.meta, "val": torch.empty_like(value, dtype=torch.float32)}
+        result = graph.create_node(
+            "call_function", _aten.where.Scalar, (mask, 0.0, torch.finfo(dtype).min), name="attention_mask"
+        )
+        result.meta = {"val": torch.empty_like(value, dtype=torch.float32)}
     if dtype is torch.float32:
         return result
     with graph.inserting_after(result), value.fake_mode:
-        cast = graph.call_function(_aten.to.dtype, (result, dtype))
-        cast.meta = {**mask.meta, "val": torch.empty_like(value, dtype=dtype)}
+        cast = graph.create_node("call_function", _aten.to.dtype, (result, dtype), name="attention_mask")
+        cast.meta = {"val": torch.empty_like(value, dtype=dtype)}
     return cast
