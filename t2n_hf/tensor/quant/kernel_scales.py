@@ -13,13 +13,13 @@ import torch
 from t2n_hf.tensor.quant.packed_rows import ROW_MULTIPLE
 from t2n_hf.tensor.quant.q4_0_blocks import BLOCK_VALUES
 
-__all__ = ["kernel_pairs", "pairs_at", "put_scales", "scales_at", "scales_form"]
+__all__ = ["halves_at", "kernel_pairs", "put_scales", "scales_at", "scales_form"]
 
 # The scale of a block is f16, the kernel wants bf16: what rounding took away is kept here, in the slot that the kernel
 # adds to the weight. It is at most 2^-8 of the scale, so times 2^-40 it is far below what bf16 sums can show.
 _RESIDUAL_FACTOR: Final = 2.0**-40
 # To make pairs takes a fifth of a product's time, at any size. A table of a vocabulary is multiplied once for a token
-# and is much of a model's bytes: there that is 1 to 2 % of the token (measured: SmolLM2 and a Llama of 1.1 B). Matrices
+# and is much of a model's bytes: there that is 2 to 3 % of the token (measured: SmolLM2 and a Llama of 1.1 B). Matrices
 # of layers are most of a model's time, and seldom have more than 8 rows for a column. What is smaller than this saves
 # less than half a MiB.
 _TABLE_ROWS_PER_COLUMN: Final = 8
@@ -58,14 +58,14 @@ def scales_at(scales: torch.Tensor, rows: torch.Tensor | slice) -> torch.Tensor:
     if scales.dtype is torch.bfloat16:
         return _exact(scales[:, rows]).T.contiguous()
     if isinstance(rows, slice):
-        return torch.cat(_pieces(scales, rows.start, rows.stop), dim=1).T.float().contiguous()
+        return halves_at(scales, rows.start, rows.stop).T.float().contiguous()
     length = scales.shape[-1]
     return scales[rows // length, :, rows % length].float()
 
 
-def pairs_at(scales: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Give the pairs of rows start..stop of f16 scales, bf16 (K/32, rows, 2), with what rounding took away."""
-    return _split(torch.cat(_pieces(scales, start, stop), dim=1))
+def halves_at(scales: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Give those of rows start..stop of f16 scales as f16 (K/32, rows), in fresh memory."""
+    return torch.cat(_pieces(scales, start, stop), dim=1)
 
 
 def _pieces(scales: torch.Tensor, start: int, stop: int) -> list[torch.Tensor]:

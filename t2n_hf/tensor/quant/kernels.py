@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from t2n_hf.errors import UnsupportedOpError
-from t2n_hf.tensor.quant.kernel_scales import kernel_pairs, pairs_at, put_scales, scales_at, scales_form
+from t2n_hf.tensor.quant.kernel_scales import halves_at, kernel_pairs, put_scales, scales_at, scales_form
 from t2n_hf.tensor.quant.native import NativeDense, native_dense
 from t2n_hf.tensor.quant.packed_rows import ROW_MULTIPLE
 from t2n_hf.tensor.quant.q4_0_blocks import (
@@ -156,8 +156,8 @@ class TorchInt4Kernel:
         if reader is not None and reader.takes(dtype):
             if layout.scales.dtype is torch.bfloat16:
                 return reader.dense(layout.packed, layout.scales, range(start, stop, self.width), dtype)
-            pairs = pairs_at(layout.scales, start, end)
-            return reader.dense(layout.packed[start:end], pairs, range(0, stop - start, self.width), dtype)
+            halves = halves_at(layout.scales, start, end)
+            return reader.dense(layout.packed[start:end], halves, range(0, stop - start, self.width), dtype)
         packed = self._grouped(layout.packed[start:end]).transpose(1, 2)
         packed = packed.clone(memory_format=torch.contiguous_format).bitwise_xor_(0x88)
         groups, _, columns = packed.shape
@@ -261,9 +261,10 @@ def _probe_native(reader: NativeDense, kernel: TorchInt4Kernel) -> str | None:
     for dtype in (torch.bfloat16, torch.float32):
         part = range(ROW_MULTIPLE, rows - 7, kernel.width)
         expected = kernel.dense(layout, part.start, part.stop, dtype)
-        found = reader.dense(*layout, part, dtype).contiguous()
-        if not torch.equal(found.view(torch.int16), expected.view(torch.int16)):
-            return f"the compiled code gives other numbers than torch in {dtype}"
+        for scales in (layout.scales, scales_at(layout.scales, slice(0, rows)).T.to(torch.float16).contiguous()):
+            found = reader.dense(layout.packed, scales, part, dtype).contiguous()
+            if not torch.equal(found.view(torch.int16), expected.view(torch.int16)):
+                return f"the compiled code gives other numbers than torch in {dtype}"
     return None
 
 

@@ -32,26 +32,28 @@ class NativeDense:
     """Makes rows of a weight in the layout of torch's int4 kernel dense. The library lives as long as this."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._functions: dict[torch.dtype, Any] = {}
-        for dtype, name in ((torch.bfloat16, "dense_bf16"), (torch.float32, "dense_f32")):
-            function = getattr(library, name)
-            function.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 5, ctypes.c_void_p]
-            function.restype = None
-            self._functions[dtype] = function
+        self._functions: dict[tuple[torch.dtype, torch.dtype], Any] = {}
+        for scales, kind in ((torch.bfloat16, "pairs"), (torch.float16, "halves")):
+            for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
+                function = getattr(library, f"dense_{name}_{kind}")
+                function.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 5, ctypes.c_void_p]
+                function.restype = None
+                self._functions[scales, dtype] = function
 
     def takes(self, dtype: torch.dtype) -> bool:
         """Say whether it gives values of `dtype`, and faster than torch with as many threads as there are now."""
-        return dtype in self._functions and torch.get_num_threads() <= _MOST_THREADS
+        return (torch.float16, dtype) in self._functions and torch.get_num_threads() <= _MOST_THREADS
 
     def dense(self, packed: torch.Tensor, scales: torch.Tensor, rows: range, dtype: torch.dtype) -> torch.Tensor:
         """Give `rows` of the weight, which start at a group of rows and end anywhere: (rows, K), columns contiguous.
 
-        `packed` is uint8 (N, K/2), `scales` bf16 (K/32, N, 2), both contiguous; `rows.step` is the rows in a group.
+        `packed` is uint8 (N, K/2), `scales` bf16 (K/32, N, 2) or f16 (K/32, N), both contiguous; `rows.step` is the
+        rows in a group.
         """
         count, columns = len(rows) * rows.step, packed.shape[1] * 2
         values = torch.empty(columns, count, dtype=dtype)
         sizes = (columns, packed.shape[0], rows.step // 2, rows.start, count)
-        self._functions[dtype](packed.data_ptr(), scales.data_ptr(), *sizes, values.data_ptr())
+        self._functions[scales.dtype, dtype](packed.data_ptr(), scales.data_ptr(), *sizes, values.data_ptr())
         return values.T[: rows.stop - rows.start]
 
 

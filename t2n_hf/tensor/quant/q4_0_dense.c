@@ -3,7 +3,8 @@
  *
  * packed   for each group of 2 * half rows, each column k and each j below half, one byte: the quant of row j, and above
  *          it that of row half + j
- * scales   (columns / 32, padded) pairs of bf16: the scale, and 2^-40 times what rounding it to bf16 took away
+ * scales   (columns / 32, padded), either pairs of bf16: the scale, and 2^-40 times what rounding it to bf16 took away,
+ *          or halves: the scale as f16
  * out      (columns, count): column k of rows start .. start + count, which are whole groups
  *
  * A value is (quant - 8) * scale, computed in f32, where it is exact, and rounded once to the nearest, ties to even.
@@ -21,9 +22,16 @@ static inline float number(uint32_t bits)
     return value;
 }
 
-static inline float exact_scale(uint32_t pair)
+static inline float of_pair(uint32_t pair)
 {
     return number(pair << 16) + number(pair & 0xFFFF0000u) * 0x1p40f;
+}
+
+static inline float of_half(uint16_t half)
+{
+    uint32_t body = half & 0x7FFFu;
+    float magnitude = body < 0x400 ? (float)(int32_t)body * 0x1p-24f : number((body << 13) + (112u << 23));
+    return half & 0x8000u ? -magnitude : magnitude;
 }
 
 static inline uint16_t as_bf16(float value)
@@ -38,18 +46,18 @@ static inline float as_f32(float value)
     return value;
 }
 
-#define DEFINE_DENSE(NAME, TYPE, ROUND)                                                                                \
-    void NAME(const uint8_t *packed, const uint32_t *scales, int64_t columns, int64_t padded, int64_t half,            \
+#define DEFINE_DENSE(NAME, TYPE, ROUND, SCALE, EXACT)                                                                  \
+    void NAME(const uint8_t *packed, const SCALE *scales, int64_t columns, int64_t padded, int64_t half,               \
               int64_t start, int64_t count, TYPE *out)                                                                 \
     {                                                                                                                  \
         for (int64_t first = 0; first < count; first += 2 * half) {                                                    \
             const uint8_t *bytes = packed + (start + first) * columns / 2;                                             \
             for (int64_t block = 0; block < columns / BLOCK; ++block) {                                                \
-                const uint32_t *pairs = scales + block * padded + start + first;                                       \
+                const SCALE *held = scales + block * padded + start + first;                                           \
                 float low[MOST_HALF], high[MOST_HALF];                                                                 \
                 for (int64_t j = 0; j < half; ++j) {                                                                   \
-                    low[j] = exact_scale(pairs[j]);                                                                    \
-                    high[j] = exact_scale(pairs[half + j]);                                                            \
+                    low[j] = EXACT(held[j]);                                                                           \
+                    high[j] = EXACT(held[half + j]);                                                                   \
                 }                                                                                                      \
                 for (int64_t k = 0; k < BLOCK; ++k, bytes += half) {                                                   \
                     TYPE *row = out + (block * BLOCK + k) * count + first;                                             \
@@ -62,5 +70,7 @@ static inline float as_f32(float value)
         }                                                                                                              \
     }
 
-DEFINE_DENSE(dense_bf16, uint16_t, as_bf16)
-DEFINE_DENSE(dense_f32, float, as_f32)
+DEFINE_DENSE(dense_bf16_pairs, uint16_t, as_bf16, uint32_t, of_pair)
+DEFINE_DENSE(dense_f32_pairs, float, as_f32, uint32_t, of_pair)
+DEFINE_DENSE(dense_bf16_halves, uint16_t, as_bf16, uint16_t, of_half)
+DEFINE_DENSE(dense_f32_halves, float, as_f32, uint16_t, of_half)
