@@ -13,7 +13,7 @@ from t2n_hf.export.reference import InputSpec, Step
 from t2n_hf.export.report import format_bytes
 from t2n_hf.tract.runner import TractRunner
 
-__all__ = ["TOLERANCES", "CheckResult", "available_bytes", "check_archive", "why_skipped"]
+__all__ = ["TOLERANCES", "CheckResult", "Comparison", "available_bytes", "check_archive", "timeout_of", "why_skipped"]
 
 # Largest error relative to the largest value of an output, by dtype of the archive; PyTorch computes in f32. f32
 # differs by the order of additions, f16 also by the rounding of weights, activations and caches.
@@ -88,30 +88,49 @@ def check_archive(
     `weight_bytes` is the size of the weights: a call of tract may take ten minutes, and longer for large ones. Raises
     CheckError naming output, step and place of the first value beyond the tolerance, TractError when tract fails.
     """
-    comparison = _Comparison(TOLERANCES[dtype] if tolerance is None else tolerance)
+    comparison = Comparison(TOLERANCES[dtype] if tolerance is None else tolerance)
     dtypes = {spec.name: np.dtype(dtype_named(spec.dtype).numpy) for spec in specs}
-    timeout_s = _TIMEOUT_S + weight_bytes / _TIMEOUT_BYTES_PER_S
-    with TractRunner(archive, timeout_s=timeout_s) as runner:
+    with TractRunner(archive, timeout_s=timeout_of(weight_bytes)) as runner:
         before: Mapping[str, np.ndarray] = {}
         for number, step in enumerate(steps):
             given = {name: value.astype(dtypes[name]) for name, value in step.inputs.items()}
             fed = {name: before[source] for name, source in step.fed_back.items()}
             before = runner.run({**given, **fed})
-            comparison.add(f"step {number} ({step})", before, step.outputs)
+            comparison.add(f"step {number} ({step})", before, step.outputs, step.ignored)
     return comparison.result()
 
 
-class _Comparison:
+def timeout_of(weight_bytes: int) -> float:
+    """Longest time, in seconds, that one call of tract may take with weights of that size."""
+    return _TIMEOUT_S + weight_bytes / _TIMEOUT_BYTES_PER_S
+
+
+class Comparison:
+    """Largest differences between what tract and PyTorch give; one beyond the tolerance raises CheckError."""
+
     def __init__(self, tolerance: float) -> None:
         self._tolerance = tolerance
         self._abs = self._rel = 0.0
         self._steps = 0
 
-    def add(self, where: str, got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    def add(
+        self,
+        where: str,
+        got: Mapping[str, np.ndarray],
+        expected: Mapping[str, np.ndarray],
+        ignored: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        """Compare outputs by name; `where` says which call they are of. Raises CheckError.
+
+        `ignored` is true, for an output by name, where its values mean nothing; it is broadcast against the output.
+        """
         self._steps += 1
         for name, value in expected.items():
             if name not in got:
                 raise CheckError(f"{where}: tract gives no output {name!r}; it gives {', '.join(got)}")
+            nothing = (ignored or {}).get(name)
+            if nothing is not None and got[name].shape == value.shape:
+                value = np.where(nothing, got[name], value)
             self._compare(f"output {name!r} of {where}", got[name], value)
 
     def _compare(self, what: str, got: np.ndarray, expected: np.ndarray) -> None:
@@ -134,6 +153,7 @@ class _Comparison:
             )
 
     def result(self) -> CheckResult:
+        """Largest differences so far."""
         return CheckResult(
             max_abs_error=self._abs, max_rel_error=self._rel, tolerance=self._tolerance, steps=self._steps
         )

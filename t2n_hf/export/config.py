@@ -7,9 +7,9 @@ from t2n_hf.dtypes import dtype_of
 from t2n_hf.errors import ConfigError
 from t2n_hf.trace.capture import CAPTURE_MODES
 
-__all__ = ["ARCHIVE_NAMES", "ExportConfig", "archive_dtype"]
+__all__ = ["ARCHIVE_ENDINGS", "ExportConfig", "archive_dtype"]
 
-ARCHIVE_NAMES: Final = {"tgz": "model.nnef.tgz", "tar": "model.nnef.tar", "dir": "model"}
+ARCHIVE_ENDINGS: Final = {"tgz": ".nnef.tgz", "tar": ".nnef.tar", "dir": ""}
 _MAX_COMPRESSION: Final = 9
 
 
@@ -33,6 +33,8 @@ class ExportConfig:
         flat: write the graph without fragments.
         compression_level: of a tgz, 0 to 9; 0 stores, because Q4_0 hardly compresses.
         max_context: largest number of positions, past included; None takes the model's.
+        batch: take several sequences at once (models that generate; others always do).
+        mask: take a mask for sequences that are padded on the left (the same).
     """
 
     dtype: Literal["f32", "f16"] | None = None
@@ -49,12 +51,14 @@ class ExportConfig:
     flat: bool = False
     compression_level: int = 0
     max_context: int | None = None
+    batch: bool = False
+    mask: bool = False
 
     def __post_init__(self) -> None:
         """Check every option. Raises ConfigError."""
         if self.dtype is not None:
             object.__setattr__(self, "dtype", archive_dtype(self.dtype))
-        _one_of("format", self.format, tuple(ARCHIVE_NAMES))
+        _one_of("format", self.format, tuple(ARCHIVE_ENDINGS))
         _one_of("capture", self.capture, CAPTURE_MODES)
         if not 0 <= self.compression_level <= _MAX_COMPRESSION:
             raise ConfigError(f"compression_level={self.compression_level}; expected 0 to {_MAX_COMPRESSION}")
@@ -65,10 +69,9 @@ class ExportConfig:
         if self.tolerance is not None and not self.tolerance > 0:
             raise ConfigError(f"tolerance={self.tolerance}; expected a number above 0")
 
-    @property
-    def archive_name(self) -> str:
-        """Name of the archive inside the export folder."""
-        return ARCHIVE_NAMES[self.format]
+    def archive_name(self, part: str) -> str:
+        """Name, inside the export folder, of the archive of a part ("model" of a model that is one graph)."""
+        return f"{part}{ARCHIVE_ENDINGS[self.format]}"
 
     def with_dtype(self, model_dtype: object) -> "ExportConfig":
         """Fill in `dtype` from that of a model (a torch dtype), unless it was given."""

@@ -14,16 +14,16 @@ from t2n_hf.dtypes import dtype_named
 from t2n_hf.errors import ConfigError, OutputExistsError
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.export.formats import is_transformers_model
-from t2n_hf.export.graph import Graph, make_graph
+from t2n_hf.export.graph import make_graph
 from t2n_hf.export.module_interface import module_interface
 from t2n_hf.export.origin import Origin, load, origin_of
-from t2n_hf.export.package import write_archive, write_card, write_manifest, write_side_files
+from t2n_hf.export.package import write_archives, write_card, write_manifest, write_side_files
+from t2n_hf.export.parts import Part
 from t2n_hf.export.report import ExportReport, Stopwatch, peak_rss_bytes
-from t2n_hf.export.verify import Verdict, verify
+from t2n_hf.export.verify import Verdict, verify_parts
 from t2n_hf.export.weights import total_by_format
-from t2n_hf.hf.tasks import interface_of
+from t2n_hf.hf.tasks import ONE_GRAPH, Pipeline, pipeline_of
 from t2n_hf.store.manifest import MANIFEST_NAME
-from t2n_hf.trace.interface import Interface
 from t2n_hf.tract.version import require_tract, tract_version
 
 __all__ = ["export_nnef"]
@@ -72,6 +72,8 @@ def export_nnef(
     flat: bool = False,
     compression_level: int = 0,
     max_context: int | None = None,
+    batch: bool = False,
+    mask: bool = False,
     tolerance: float | None = None,
     device_map: Any = None,  # noqa: ANN401 - what from_pretrained takes
     max_memory: Mapping[int | str, int | str] | None = None,
@@ -105,6 +107,9 @@ def export_nnef(
         flat: write the graph without fragments.
         compression_level: of a tgz, 0 (stored) to 9.
         max_context: largest number of positions; default: the model's.
+        batch: take several sequences at once, [B, S] (text-generation; other tasks always do).
+        mask: take `attention_mask` [B, P+S] and, where the model does, `position_ids` [B, S], so that sequences may be
+            padded on the left (text-generation; other tasks always take a mask).
         tolerance: largest error that the check accepts, relative to the largest value of an output; default: 1e-4 for
             f32, 2e-2 for f16.
         device_map: where the weights of a checkpoint live while exporting; default: all on disk.
@@ -140,6 +145,8 @@ def export_nnef(
         flat=flat,
         compression_level=compression_level,
         max_context=max_context,
+        batch=batch,
+        mask=mask,
     )
     examples = _Examples(
         args=example_args,
@@ -207,22 +214,30 @@ class _Job:
 
 def _export(job: _Job, watch: Stopwatch) -> ExportReport:
     config = job.config.with_dtype(_dtype_of(job.module))
-    interface = _interface(job, config)
+    pipeline = _pipeline(job, config)
     with watch.phase("graph"):
-        graph = make_graph(interface, config)
+        parts = [
+            Part(
+                name=name,
+                interface=interface,
+                graph=make_graph(interface, config),
+                archive=config.archive_name(name),
+            )
+            for name, interface in pipeline.parts.items()
+        ]
     with staged_folder(job.target, overwrite=config.overwrite, marker=MANIFEST_NAME) as staging:
         with watch.phase("write"):
-            files = write_archive(staging, config, graph.text, graph.weights, job.on_progress)
-            write_side_files(staging, interface.weight_owner, job.origin, job.tokenizer)
+            files = write_archives(staging, config, parts, job.on_progress)
+            write_side_files(staging, pipeline.main.weight_owner, job.origin, job.tokenizer)
         with watch.phase("check"):
-            verdict = verify(interface, graph, config, staging / config.archive_name)
+            verdict = verify_parts(pipeline, parts, config, staging)
         with watch.phase("finish"):
             least_tract = tract_version() if verdict.result is not None else None
             manifest = write_manifest(
-                staging, config, graph, interface, job.origin, least_tract=least_tract, archive_files=files
+                staging, config, pipeline.task, parts, job.origin, least_tract=least_tract, archive_files=files
             )
             write_card(staging, manifest, job.origin)
-    return _report(job, config, graph, verdict, watch)
+    return _report(job, config, parts, verdict, watch)
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype:
@@ -234,9 +249,11 @@ def _dtype_of(module: nn.Module) -> torch.dtype:
     return max(counts, key=lambda dtype: counts[dtype], default=torch.float32)
 
 
-def _interface(job: _Job, config: ExportConfig) -> Interface:
+def _pipeline(job: _Job, config: ExportConfig) -> Pipeline:
     if job.examples.given:
-        return module_interface(
+        if config.batch or config.mask:
+            raise ConfigError("batch and mask are for transformers models; say it with the examples and dynamic_shapes")
+        interface = module_interface(
             job.module,
             args=job.examples.args or (),
             kwargs=job.examples.kwargs,
@@ -244,6 +261,7 @@ def _interface(job: _Job, config: ExportConfig) -> Interface:
             input_names=job.examples.input_names,
             output_names=job.examples.output_names,
         )
+        return Pipeline(task=interface.task, parts={ONE_GRAPH: interface})
     if not is_transformers_model(job.module):
         raise ConfigError(
             f"{type(job.module).__name__} is no transformers model, so nothing says how it is called; "
@@ -251,16 +269,18 @@ def _interface(job: _Job, config: ExportConfig) -> Interface:
         )
     assert config.dtype is not None
     dtype = getattr(torch, dtype_named(config.dtype).torch)
-    options = {"task": config.task, "all_logits": config.all_logits, "max_context": config.max_context}
-    return interface_of(job.module, dtype=dtype, **options)  # type: ignore[arg-type]
+    names = ("task", "all_logits", "max_context", "batch", "mask")
+    options = {name: getattr(config, name) for name in names}
+    return pipeline_of(job.module, dtype=dtype, **options)  # type: ignore[arg-type]
 
 
-def _report(job: _Job, config: ExportConfig, graph: Graph, verdict: Verdict, watch: Stopwatch) -> ExportReport:
+def _report(job: _Job, config: ExportConfig, parts: Sequence[Part], verdict: Verdict, watch: Stopwatch) -> ExportReport:
     result = verdict.result
     assert config.dtype is not None
     return ExportReport(
         folder=job.target,
-        archive=job.target / config.archive_name,
+        archive=job.target / parts[-1].archive,
+        archives={part.name: job.target / part.archive for part in parts},
         dtype=config.dtype,
         check=verdict.status,
         max_abs_error=None if result is None else result.max_abs_error,
@@ -268,7 +288,7 @@ def _report(job: _Job, config: ExportConfig, graph: Graph, verdict: Verdict, wat
         tolerance=None if result is None else result.tolerance,
         seconds=watch.seconds(),
         peak_rss_bytes=peak_rss_bytes(),
-        weight_bytes=sum(weight.nbytes for weight in graph.weights),
-        formats=total_by_format(graph.weights),
-        dense=graph.dense,
+        weight_bytes=sum(part.weight_bytes for part in parts),
+        formats=total_by_format([weight for part in parts for weight in part.graph.weights]),
+        dense={name: reason for part in parts for name, reason in part.graph.dense.items()},
     )

@@ -1,4 +1,4 @@
-"""The export folder: archive, configuration, tokenizer, licence, card and manifest."""
+"""The export folder: archives, configuration, tokenizer, licence, card and manifest."""
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -10,46 +10,46 @@ from torch import nn
 
 from t2n_hf.errors import CheckpointNotFoundError
 from t2n_hf.export.config import ExportConfig
-from t2n_hf.export.graph import Graph, TensorShape
+from t2n_hf.export.graph import TensorShape
 from t2n_hf.export.origin import Origin
+from t2n_hf.export.parts import Part
 from t2n_hf.export.side_files import copy_companions, save_tokenizer, write_config
-from t2n_hf.export.weights import PlannedWeight
 from t2n_hf.hub.card import build_card, read_card_metadata
 from t2n_hf.nnef.archive import GRAPH_FILE, ArchiveWriter
 from t2n_hf.nnef.dat import BLOCK_FORMATS
 from t2n_hf.nnef.sinks import WrittenFile
 from t2n_hf.store.manifest import CARD_NAME, ExportManifest, FileEntry, list_files
-from t2n_hf.trace.interface import Interface
 
-__all__ = ["write_archive", "write_card", "write_manifest", "write_side_files"]
+__all__ = ["write_archives", "write_card", "write_manifest", "write_side_files"]
 
 _PACKAGES: Final = ("t2n-hf", "torch", "transformers", "tract")
 
 
-def write_archive(
+def write_archives(
     staging: Path,
     config: ExportConfig,
-    graph: str,
-    weights: Sequence[PlannedWeight],
+    parts: Sequence[Part],
     on_progress: Callable[[int, int], None] | None,
 ) -> dict[str, WrittenFile]:
-    """Write the archive into `staging`, one weight in memory at a time; returns sha256 and size of each file.
+    """Write the archive of each part into `staging`, one weight in memory at a time; returns what each file is.
 
     `on_progress(done, total)` is told bytes.
     """
-    total, done = sum(weight.nbytes for weight in weights), 0
-    path = staging / config.archive_name
-    with (
-        tempfile.TemporaryDirectory(dir=staging) as scratch,
-        ArchiveWriter(path, config.format, level=config.compression_level) as archive,  # type: ignore[arg-type]
-    ):
-        archive.add_text(GRAPH_FILE, graph)
-        for weight in weights:
-            archive.add_dat(weight.label, weight.open(Path(scratch)))
-            done += weight.nbytes
-            if on_progress is not None:
-                on_progress(done, total)
-    return archive.files
+    total, done = sum(part.weight_bytes for part in parts), 0
+    files: dict[str, WrittenFile] = {}
+    for part in parts:
+        with (
+            tempfile.TemporaryDirectory(dir=staging) as scratch,
+            ArchiveWriter(staging / part.archive, config.format, level=config.compression_level) as archive,  # type: ignore[arg-type]
+        ):
+            archive.add_text(GRAPH_FILE, part.graph.text)
+            for weight in part.graph.weights:
+                archive.add_dat(weight.label, weight.open(Path(scratch)))
+                done += weight.nbytes
+                if on_progress is not None:
+                    on_progress(done, total)
+        files |= archive.files
+    return files
 
 
 def write_side_files(staging: Path, model: nn.Module, origin: Origin, tokenizer: Any) -> None:  # noqa: ANN401
@@ -86,41 +86,50 @@ def write_card(staging: Path, manifest: ExportManifest, origin: Origin) -> None:
 def write_manifest(
     staging: Path,
     config: ExportConfig,
-    graph: Graph,
-    interface: Interface,
+    task: str,
+    parts: Sequence[Part],
     origin: Origin,
     *,
     least_tract: str | None,
     archive_files: Mapping[str, WrittenFile],
 ) -> ExportManifest:
     """Write t2n_export.json over the files of `staging`, which are all there but the card."""
-    model_config = getattr(interface.weight_owner, "config", None)
+    main = parts[-1]
+    owner = main.interface.weight_owner
     assert config.dtype is not None
+    dense = {name: reason for part in parts for name, reason in part.graph.dense.items()}
     manifest = ExportManifest(
-        archive=config.archive_name,
+        archive=main.archive,
         dtype=config.dtype,
-        weights=_main_format(graph),
+        weights=_main_format(parts),
         source={"id": origin.hub_id, "revision": origin.revision},
         versions=_versions(),
         least_tract=least_tract,
-        task=interface.task or None,
-        model_type=getattr(model_config, "model_type", None),
-        architecture=type(interface.weight_owner).__name__,
-        inputs=[_described(value) for value in graph.inputs],
-        outputs=[_described(value) for value in graph.outputs],
-        symbols=list(graph.symbols),
-        max_context=interface.extra.get("max_context"),
-        dense=[{"name": name, "reason": reason} for name, reason in graph.dense.items()],
+        task=task or None,
+        model_type=getattr(getattr(owner, "config", None), "model_type", None),
+        architecture=type(owner).__name__,
+        **_signature(main),
+        max_context=main.interface.extra.get("max_context"),
+        dense=[{"name": name, "reason": reason} for name, reason in dense.items()],
+        parts=[{"name": part.name, "archive": part.archive, **_signature(part)} for part in parts if len(parts) > 1],
         files=list_files(staging, {name: FileEntry(*written) for name, written in archive_files.items()}),
     )
     manifest.write(staging)
     return manifest
 
 
-def _main_format(graph: Graph) -> str:
+def _signature(part: Part) -> dict[str, Any]:
+    return {
+        "inputs": [_described(value) for value in part.graph.inputs],
+        "outputs": [_described(value) for value in part.graph.outputs],
+        "symbols": list(part.graph.symbols),
+    }
+
+
+def _main_format(parts: Sequence[Part]) -> str:
     """The block format that holds most bytes, or "none"."""
     blocks: dict[str, int] = {}
-    for weight in graph.weights:
+    for weight in (weight for part in parts for weight in part.graph.weights):
         if weight.format in BLOCK_FORMATS:
             blocks[weight.format] = blocks.get(weight.format, 0) + weight.nbytes
     return max(blocks, key=lambda name: blocks[name], default="none")

@@ -1,7 +1,7 @@
 """What PyTorch says that the archive should give: the model run by its exact path, at lengths that were not traced."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -20,14 +20,16 @@ from t2n_hf.tensor.opaque import OpaqueTensor, compute_mode, opaque_to_final_ten
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.swap import tensors_replaced
 
-__all__ = ["InputSpec", "Step", "bounds_of", "exact_tensors", "plan_lengths", "run_references"]
+__all__ = ["InputSpec", "Step", "bounds_of", "exact_tensors", "example_inputs", "plan_lengths", "run_references"]
 
 # New tokens of each call of a model with a past: prefill, prefill with a past, single tokens. None is the example's.
 _NEW_TOKENS: Final = (7, 3, 1, 1)
 _LENGTHS: Final = (3, 8, 1)
+_CONSTANT_LENGTHS: Final = (3, 7)
 # A switch of a model's behaviour beyond this length is not worth the time of a prefill that long.
 _LONGEST_PREFILL: Final = 4096
 _WHOLE_NBYTES: Final = 1 << 20
+_PADDING: Final = (2, 0, 1)
 _PAST, _NEW, _FED_BACK, _FEEDS = "P", "S", "in_cache_", "out_cache_"
 
 
@@ -56,13 +58,15 @@ class InputSpec:
 class Step:
     """One call: values of the symbols, the inputs in the model's own precision (f32), and what PyTorch gives.
 
-    `fed_back` maps an input to the output of the step before that it takes; such an input is not in `inputs`.
+    `fed_back` maps an input to the output of the step before that it takes; such an input is not in `inputs`. `ignored`
+    is true where an output, by name, means nothing: at padding. It is broadcast against the output.
     """
 
     lengths: Mapping[str, int]
     inputs: Mapping[str, np.ndarray]
     fed_back: Mapping[str, str]
     outputs: Mapping[str, np.ndarray]
+    ignored: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Say the lengths: "S=3, P=7"."""
@@ -78,7 +82,13 @@ def plan_lengths(
     """
     symbols = sorted({symbol for spec in specs for symbol in spec.symbols()})
     if any(spec.name.startswith(_FED_BACK) for spec in specs):
-        return _sequences(extra.get("max_context"), extra.get("rope_switch"))
+        sequences = _sequences(extra.get("max_context"), extra.get("rope_switch"))
+        # Lengths beside S and P stay the same in a sequence: sequences at a time, positions of an encoder.
+        others = {
+            symbol: _clip(_CONSTANT_LENGTHS[place % len(_CONSTANT_LENGTHS)], bounds.get(symbol, (1, None)))
+            for place, symbol in enumerate(symbol for symbol in symbols if symbol not in (_NEW, _PAST))
+        }
+        return [[{**others, **call} for call in calls] for calls in sequences]
     rounds = []
     for number in range(len(_LENGTHS) if symbols else 1):
         wanted = {symbol: _LENGTHS[(number + place) % len(_LENGTHS)] for place, symbol in enumerate(symbols)}
@@ -160,9 +170,17 @@ def run_references(
                         inputs={name: value.numpy() for name, value in given.items()},
                         fed_back=fed_back,
                         outputs={name: value.numpy() for name, value in before.items()},
+                        ignored=maker.meaningless(lengths, before),
                     )
                 )
     return steps
+
+
+def example_inputs(
+    interface: Interface, specs: Sequence[InputSpec], lengths: Mapping[str, int]
+) -> dict[str, torch.Tensor]:
+    """Inputs of the given lengths, by name, floats in f32: always the same ones."""
+    return _InputMaker(interface, specs).values(lengths, skip={})
 
 
 def _call(
@@ -201,6 +219,9 @@ class _InputMaker:
         examples = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self._examples = dict(zip(interface.input_names, examples, strict=True))
         self._vocabulary = _vocabulary(interface.weight_owner)
+        # A model with a cache takes padding in front of the tokens, any other one behind them.
+        names = {spec.name for spec in specs}
+        self._is_padded = "attention_mask" in names and any(name.startswith(_FED_BACK) for name in names)
         self._random = torch.Generator().manual_seed(0)
 
     def fed_back(self) -> dict[str, str]:
@@ -210,15 +231,31 @@ class _InputMaker:
 
     def values(self, lengths: Mapping[str, int], skip: Mapping[str, str]) -> dict[str, torch.Tensor]:
         """Make the inputs that are not in `skip`, floats in f32."""
-        return {s.name: self._value(s, s.concrete(lengths)) for s in self._specs if s.name not in skip}
+        made = {s.name: self._value(s, s.concrete(lengths)) for s in self._specs if s.name not in skip}
+        if self._is_padded:
+            made |= left_padding(made, lengths.get(_PAST, 0))
+        return made
+
+    def meaningless(self, lengths: Mapping[str, int], outputs: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        """Where outputs, by name, are those of padding: keys, values and logits of its positions."""
+        if not self._is_padded:
+            return {}
+        new, total = lengths[_NEW], lengths[_NEW] + lengths.get(_PAST, 0)
+        rows = next(iter(outputs.values())).shape[0]
+        padding = (padded_left(rows, total) == 0).numpy()
+        places = {"outputs": padding[:, -new:, None]} if outputs["outputs"].shape[1] == new else {}
+        grown = {name for name in outputs if name.startswith((f"{_FEEDS}key", f"{_FEEDS}value"))}
+        return places | dict.fromkeys(grown, padding[:, None, :, None])
 
     def _value(self, spec: InputSpec, shape: tuple[int, ...]) -> torch.Tensor:
+        if spec.name.startswith(_FED_BACK) and _PAST not in spec.symbols():
+            return torch.zeros(shape)  # a state that has seen nothing
         if dtype_named(spec.dtype).is_float:
             return self._floats(self._examples[spec.name], shape)
         dtype = getattr(torch, dtype_named(spec.dtype).torch)
         if spec.name == "input_ids" and self._vocabulary is not None:
             return torch.randint(0, self._vocabulary, shape, generator=self._random, dtype=dtype)
-        if spec.name == "attention_mask":
+        if spec.name.endswith("attention_mask"):
             return _padded(shape, dtype)
         # Integers may be indices: only those of the example are known to be in range.
         flat = self._examples[spec.name].reshape(-1)
@@ -229,6 +266,22 @@ class _InputMaker:
         noise = torch.randn(shape, generator=self._random)
         spread = float(example.float().std()) if example.numel() > 1 else 0.0
         return noise * spread + float(example.float().mean()) if spread > 0 else noise
+
+
+def padded_left(rows: int, length: int) -> torch.Tensor:
+    """A mask [rows, length] whose rows begin with padding, of 2, 0 and 1 tokens by turns."""
+    first = torch.tensor([_PADDING[row % len(_PADDING)] for row in range(rows)])
+    return (torch.arange(length) >= first[:, None]).to(torch.int64)
+
+
+def left_padding(inputs: Mapping[str, torch.Tensor], past: int) -> dict[str, torch.Tensor]:
+    """Mask and positions for inputs with an attention mask, after `past` positions."""
+    rows, new = inputs["input_ids"].shape
+    mask = padded_left(rows, past + new)
+    made = {"attention_mask": mask[:, -inputs["attention_mask"].shape[1] :]}
+    if "position_ids" in inputs:
+        made["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -new:]
+    return made
 
 
 def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

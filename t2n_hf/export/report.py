@@ -62,7 +62,8 @@ class ExportReport:
 
     Attributes:
         folder: the export folder.
-        archive: the archive inside it, which tract loads.
+        archive: the archive inside it, which tract loads; of a model that is several graphs, the last one's.
+        archives: name of each graph ("model" when it is one) -> its archive.
         dtype: numbers of the archive, "f32" or "f16".
         check: "passed", or "skipped: <why>".
         max_abs_error: largest difference from PyTorch over all checked outputs; None when not checked.
@@ -77,6 +78,7 @@ class ExportReport:
 
     folder: Path
     archive: Path
+    archives: Mapping[str, Path]
     dtype: str
     check: str
     max_abs_error: float | None = None
@@ -90,12 +92,17 @@ class ExportReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it."""
-        return {**asdict(self), "folder": str(self.folder), "archive": str(self.archive)}
+        return {
+            **asdict(self),
+            "folder": str(self.folder),
+            "archive": str(self.archive),
+            "archives": {name: str(path) for name, path in self.archives.items()},
+        }
 
     def __str__(self) -> str:
         """Several lines for people."""
         lines = [
-            f"archive   {self.archive}",
+            *(f"archive   {path}" for path in self.archives.values()),
             f"weights   {format_bytes(self.weight_bytes)}: "
             + ", ".join(f"{count} {name} ({format_bytes(size)})" for name, (count, size) in self.formats.items()),
             f"check     {self._check_line()}",

@@ -1,18 +1,23 @@
 """The check of an export: references from PyTorch, then the archive in tract."""
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from t2n_hf.export.check import CheckResult, available_bytes, check_archive, why_skipped
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.export.graph import Graph
+from t2n_hf.export.parts import Part
 from t2n_hf.export.reference import Step, bounds_of, exact_tensors, plan_lengths, run_references
+from t2n_hf.export.whole import check_whole
 from t2n_hf.hf.plan import Choice
+from t2n_hf.hf.tasks import Pipeline
 from t2n_hf.trace.interface import Interface
 
-__all__ = ["Verdict", "verify"]
+__all__ = ["Verdict", "verify_parts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,28 +28,57 @@ class Verdict:
     result: CheckResult | None = None
 
 
-def verify(interface: Interface, graph: Graph, config: ExportConfig, archive: Path) -> Verdict:
-    """Run the model and the archive and compare them. Raises CheckError, TractError."""
+def verify_parts(pipeline: Pipeline, parts: Sequence[Part], config: ExportConfig, staging: Path) -> Verdict:
+    """Compare each part with PyTorch, and then the whole, when it generates. Raises CheckError, TractError."""
     if not config.check:
         return Verdict(status="skipped: not asked for")
-    largest = max((p.numel() * 4 for p in interface.weight_owner.parameters()), default=0)
-    weight_bytes = sum(weight.nbytes for weight in graph.weights)
+    largest = max((p.numel() * 4 for p in pipeline.main.weight_owner.parameters()), default=0)
+    weight_bytes = sum(part.weight_bytes for part in parts)
     why = why_skipped(weight_bytes, largest, available_bytes())
     if why is not None:
         return Verdict(status=f"skipped: {why}")
-    assert config.dtype is not None
-    steps = _references(interface, graph)
-    gc.collect()  # modules and hooks refer to each other; tract loads beside what is left
-    result = check_archive(
-        archive, graph.specs, steps, dtype=config.dtype, tolerance=config.tolerance, weight_bytes=weight_bytes
+    results = [_check_part(part, config, staging) for part in parts]
+    if pipeline.answer is not None:
+        results.append(check_whole(pipeline, parts, config, staging, _exact(parts)))
+    return Verdict(
+        status="passed",
+        result=CheckResult(
+            max_abs_error=max(result.max_abs_error for result in results),
+            max_rel_error=max(result.max_rel_error for result in results),
+            tolerance=results[0].tolerance,
+            steps=sum(result.steps for result in results),
+        ),
     )
-    return Verdict(status="passed", result=result)
 
 
-def _references(interface: Interface, graph: Graph) -> list[Step]:
-    calls = plan_lengths(graph.specs, bounds_of(interface.dynamic_shapes), interface.extra)
-    tensors = exact_tensors(interface.module, _quantized_while_exporting(interface, graph))
-    return run_references(interface, graph.specs, calls, tensors)
+def _check_part(part: Part, config: ExportConfig, staging: Path) -> CheckResult:
+    assert config.dtype is not None
+    steps = _references(part)
+    gc.collect()  # modules and hooks refer to each other; tract loads beside what is left
+    return check_archive(
+        staging / part.archive,
+        part.graph.specs,
+        steps,
+        dtype=config.dtype,
+        tolerance=config.tolerance,
+        weight_bytes=part.weight_bytes,
+    )
+
+
+def _references(part: Part) -> list[Step]:
+    interface, specs = part.interface, part.graph.specs
+    calls = plan_lengths(specs, bounds_of(interface.dynamic_shapes), interface.extra)
+    return run_references(interface, specs, calls, _exact([part]))
+
+
+def _exact(parts: Sequence[Part]) -> dict[str, torch.Tensor]:
+    """Tensors of the first part's module, as all of these parts hold them together."""
+    quantized = {
+        name: choice
+        for part in parts
+        for name, choice in _quantized_while_exporting(part.interface, part.graph).items()
+    }
+    return exact_tensors(parts[0].interface.module, quantized)
 
 
 def _quantized_while_exporting(interface: Interface, graph: Graph) -> Mapping[str, Choice]:

@@ -107,10 +107,8 @@ def _refuse_mismatch(sizes: Mapping[str, int] | None, manifest: ExportManifest, 
             problems.append(f"{name}: missing")
         elif sizes[name] != entry.size:
             problems.append(f"{name}: {sizes[name]} bytes, expected {entry.size}")
-    archive_folder = f"{manifest.archive}/"
-    problems += [
-        f"{name}: not listed" for name in sizes if name.startswith(archive_folder) and name not in manifest.files
-    ]
+    folders = tuple(f"{archive}/" for archive in manifest.archives.values())
+    problems += [f"{name}: not listed" for name in sizes if name.startswith(folders) and name not in manifest.files]
     if problems:
         texts = "".join(f"\n  {problem}" for problem in problems[:_MAX_REPORTED])
         raise ArchiveError(f"{repo_id} is not what its {MANIFEST_NAME} says, and was not fetched:{texts}")
@@ -149,10 +147,11 @@ def _assemble(snapshot: Path, manifest: ExportManifest, folder: Path) -> None:
     except ArchiveError:
         _forget_spoiled(snapshot, manifest)
         raise
-    reader = ArchiveReader(folder / manifest.archive)
-    for label in reader.labels():
-        reader.header(label)
-    reader.text()
+    for archive in manifest.archives.values():
+        reader = ArchiveReader(folder / archive)
+        for label in reader.labels():
+            reader.header(label)
+        reader.text()
 
 
 def _place(source: Path, destination: Path) -> None:

@@ -40,9 +40,10 @@ _TEXTS: Final = ("archive", "dtype", "weights")
 _OPTIONAL_TEXTS: Final = ("task", "model_type", "architecture", "least_tract")
 _KINDS: Final[Mapping[str, type]] = {
     **dict.fromkeys(("source", "versions", "files"), dict),
-    **dict.fromkeys(("inputs", "outputs", "symbols", "dense"), list),
+    **dict.fromkeys(("inputs", "outputs", "symbols", "dense", "parts"), list),
 }
 _VALUE_KEYS: Final = {"name", "dtype", "shape"}
+_PART_KEYS: Final = {"name", "archive", "inputs", "outputs", "symbols"}
 _REASON_KEYS: Final = {"name", "reason"}
 
 
@@ -68,6 +69,9 @@ class ExportManifest:
         inputs: one object per input: `name`, `dtype`, `shape` (integers, or texts such as "S+P"). outputs: the same.
         symbols: names of the free dimensions.
         max_context: largest number of positions, past included; None when not bounded.
+        parts: one object per graph of a model that is several: `name`, `archive`, `inputs`, `outputs` and `symbols`, in
+            the order in which they run. An input with the name of an output of an earlier part takes that output.
+            Empty for a model that is one graph; of several, `archive` and what goes with it are those of the last.
         dense: one object per weight that is dense although it is, or was to be, quantized: `name`, `reason`.
         files: every file of the folder, by relative path, but this one, the card and the licence texts: those may be
             edited.
@@ -76,6 +80,7 @@ class ExportManifest:
     """
 
     SCHEMA_VERSION: ClassVar[int] = 1
+    PARTS_VERSION: ClassVar[int] = 2  # of a manifest with parts: who reads only version 1 would run one of them alone
 
     archive: str
     dtype: str
@@ -91,6 +96,7 @@ class ExportManifest:
     symbols: Sequence[str] = ()
     max_context: int | None = None
     dense: Sequence[Mapping[str, str]] = ()
+    parts: Sequence[Mapping[str, Any]] = ()
     files: Mapping[str, FileEntry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,16 +108,30 @@ class ExportManifest:
         for name in ("source", "versions"):
             values = getattr(self, name)
             _expect(all(value is None or isinstance(value, str) for value in values.values()), name, "texts", values)
-        for name, keys in (("inputs", _VALUE_KEYS), ("outputs", _VALUE_KEYS), ("dense", _REASON_KEYS)):
+        for name, keys in (
+            ("inputs", _VALUE_KEYS),
+            ("outputs", _VALUE_KEYS),
+            ("dense", _REASON_KEYS),
+            ("parts", _PART_KEYS),
+        ):
             for item in getattr(self, name):
                 _expect(
                     isinstance(item, Mapping) and keys <= item.keys(), name, f"{', '.join(sorted(keys))} of each", item
                 )
         _expect(all(isinstance(symbol, str) for symbol in self.symbols), "symbols", "texts", self.symbols)
-        _check_name(self.archive)
         _check_names(list(self.files))
-        if self.files and not any(name == self.archive or name.startswith(f"{self.archive}/") for name in self.files):
-            raise FormatError(f"{MANIFEST_NAME} lists no file of its archive {self.archive!r}; export again")
+        for archive in self.archives.values():
+            _expect(isinstance(archive, str), "archive", "a text", archive)
+            _check_name(archive)
+            if self.files and not any(name == archive or name.startswith(f"{archive}/") for name in self.files):
+                raise FormatError(f"{MANIFEST_NAME} lists no file of its archive {archive!r}; export again")
+        repeated = len(self.archives) != max(1, len(self.parts)) or self.archive not in self.archives.values()
+        _expect(not repeated, "parts", "parts of different names, one of them with the main archive", self.archives)
+
+    @property
+    def archives(self) -> dict[str, str]:
+        """Name of each part -> its archive; a model that is one graph has the part "model"."""
+        return {str(part["name"]): part["archive"] for part in self.parts} or {"model": self.archive}
 
     @property
     def source_id(self) -> str | None:
@@ -125,9 +145,9 @@ class ExportManifest:
             raise FormatError(f"{MANIFEST_NAME} has {len(content)} bytes; the limit is {_MAX_NBYTES}")
         content_object = load_json_object(content, MANIFEST_NAME)
         version = content_object.get("schema_version")
-        if version != cls.SCHEMA_VERSION:
+        if version not in (cls.SCHEMA_VERSION, cls.PARTS_VERSION):
             raise FormatError(
-                f"{MANIFEST_NAME} has schema version {version!r}; this t2n_hf reads {cls.SCHEMA_VERSION}: "
+                f"{MANIFEST_NAME} has schema version {version!r}; this t2n_hf reads up to {cls.PARTS_VERSION}: "
                 "use the t2n_hf that made it, or a newer one"
             )
         known = {item.name: content_object[item.name] for item in fields(cls) if item.name in content_object}
@@ -143,8 +163,12 @@ class ExportManifest:
         """Return the content of the file: the same manifest gives the same bytes."""
         value = {item.name: getattr(self, item.name) for item in fields(self)}
         value["files"] = {name: {"sha256": entry.sha256, "size": entry.size} for name, entry in self.files.items()}
-        value |= {"schema_version": self.SCHEMA_VERSION, "source": dict(self.source), "versions": dict(self.versions)}
+        version = self.PARTS_VERSION if self.parts else self.SCHEMA_VERSION
+        value |= {"schema_version": version, "source": dict(self.source), "versions": dict(self.versions)}
         value |= {name: list(value[name]) for name in ("inputs", "outputs", "symbols", "dense")}
+        value["parts"] = [dict(part) for part in self.parts]
+        if not self.parts:
+            del value["parts"]
         return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
     @classmethod
@@ -188,10 +212,10 @@ class ExportManifest:
                     yield name, "its sha256 is another one"
             except OSError as error:
                 yield name, f"missing or not readable ({error.strerror})"
-        archive = folder / self.archive
-        if archive.is_dir():
-            for name in sorted(_names_below(archive, folder) - self.files.keys()):
-                yield name, "not listed"
+        for archive in (folder / name for name in self.archives.values()):
+            if archive.is_dir():
+                for name in sorted(_names_below(archive, folder) - self.files.keys()):
+                    yield name, "not listed"
 
 
 def file_entry(path: Path) -> FileEntry:

@@ -53,13 +53,17 @@ class _Session:
         """Run once on `arrays` and the kept tensors, keep the outputs in `feedback`, give the others."""
         given = {**self._held, **self._kept, **arrays}
         fed = set(feedback.values())
-        values = [
-            _empty(spec) if spec["name"] in fed and spec["name"] not in given else given[spec["name"]]
-            for spec in self.inputs
-        ]
+        missing = [spec["name"] for spec in self.inputs if spec["name"] in fed and spec["name"] not in given]
+        lengths = self._lengths(given) if missing else {}
+        values = [_empty(spec, lengths) if spec["name"] in missing else given[spec["name"]] for spec in self.inputs]
         results = self._results(values)
         self._kept = {into: results.pop(name) for name, into in feedback.items()}
         return {name: _to_numpy(tensor) for name, tensor in results.items()}
+
+    def _lengths(self, given: dict[str, Any]) -> dict[str, int]:
+        """Values of the symbols that are the length of an axis of what is given."""
+        shapes = [(spec["shape"], _shape_of(given[spec["name"]])) for spec in self.inputs if spec["name"] in given]
+        return {dim: size for dims, sizes in shapes for dim, size in zip(dims, sizes, strict=True)}
 
     def hold(self, arrays: dict[str, np.ndarray]) -> None:
         """Take `arrays` as inputs of the steps to come, in place of those held before."""
@@ -103,9 +107,13 @@ _NUMPY_NAMES = {
 }
 
 
-def _empty(spec: dict[str, Any]) -> np.ndarray:
-    """Nothing of the past: symbolic lengths are 0."""
-    return np.zeros([int(dim) if dim.isdigit() else 0 for dim in spec["shape"]], spec["dtype"])
+def _empty(spec: dict[str, Any], lengths: dict[str, int]) -> np.ndarray:
+    """Nothing of the past: symbolic lengths that nothing else has are 0."""
+    return np.zeros([int(dim) if dim.isdigit() else lengths.get(dim, 0) for dim in spec["shape"]], spec["dtype"])
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:  # noqa: ANN401 - an array, or a tensor of tract
+    return value.shape if isinstance(value, np.ndarray) else _to_numpy(value).shape
 
 
 def _to_numpy(tensor: Any) -> np.ndarray:  # noqa: ANN401 - tract has no types

@@ -62,4 +62,4 @@ def test_an_option_out_of_range_is_refused_by_name(options):
     ("archive_format", "name"), [("tgz", "model.nnef.tgz"), ("tar", "model.nnef.tar"), ("dir", "model")], ids=str
 )
 def test_the_archive_is_named_after_its_format(archive_format, name):
-    assert ExportConfig(format=archive_format).archive_name == name
+    assert ExportConfig(format=archive_format).archive_name("model") == name

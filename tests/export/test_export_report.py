@@ -11,6 +11,7 @@ def report(**options):
     facts = {
         "folder": Path("out"),
         "archive": Path("out/model.nnef.tgz"),
+        "archives": {"model": Path("out/model.nnef.tgz")},
         "dtype": "f32",
         "check": "passed",
         "max_abs_error": 0.00012,
