@@ -58,6 +58,9 @@ class Captured(CapturedGraph):
         canonical: name of a weight -> the one name of its object (tied weights have several names).
         notes: why layers could not be captured as pieces.
         asserts: facts about the symbols, from the interface.
+        fixed_shapes: whether the graph holds for the lengths of the example alone, because torch.export refuses it.
+        reads: what the model asked of values that come from its inputs while it was captured, and what it was told: the
+            graph holds for inputs that answer the same.
     """
 
     symbols: dict[sympy.Symbol, str]
@@ -66,3 +69,5 @@ class Captured(CapturedGraph):
     canonical: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     asserts: tuple[str, ...] = ()
+    fixed_shapes: bool = False
+    reads: tuple[str, ...] = ()
