@@ -23,9 +23,11 @@ from t2n_hf.ops import (
     recurrent,
     reduction,
     resize,
+    scatter,
     shape,
     slicing,
     state_space,
+    strided,
     unary,
 )
 
@@ -49,8 +51,10 @@ __all__ = [
     "recurrent",
     "reduction",
     "resize",
+    "scatter",
     "shape",
     "slicing",
     "state_space",
+    "strided",
     "unary",
 ]

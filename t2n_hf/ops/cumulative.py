@@ -85,8 +85,8 @@ def logcumsumexp(emit: Emit, x: Value, dim: int) -> Value:
         top = body.binary("max", states[0], given[0], x.dtype)
         # Of nothing and nothing the difference would be NaN.
         base = body.binary("max", top, torch.finfo(x.dtype).min, x.dtype)
-        parts = [body.unary("exp", body.binary("sub", part, base, x.dtype)) for part in (states[0], given[0])]
-        return [body.binary("add", body.unary("log", body.binary("add", *parts, x.dtype)), base, x.dtype)]
+        old, new = (body.unary("exp", body.binary("sub", part, base, x.dtype)) for part in (states[0], given[0]))
+        return [body.binary("add", body.unary("log", body.binary("add", old, new, x.dtype)), base, x.dtype)]
 
     return _scanned(emit, "logcumsumexp", step, axis, [x], [nothing])[0]
 
