@@ -2,7 +2,8 @@
 
 `pool` is what users hold; `source` is what a value has to offer; `lease`, `prefetch`, `scope` are ways to ask for it.
 Inside, `table` finds and evicts, `loading` reads, `claims` leases, `room` holds the byte budget and makes threads wait,
-`policy` and `learned` choose what leaves memory, `ahead` and `workers` read what comes next.
+`policy` and `learned` choose what leaves memory, `ahead` and `workers` read what comes next,
+`stream` what is used without being kept.
 """
 
 from t2n_hf.residency.entry import Claim

@@ -7,6 +7,7 @@ from typing import Final, final
 from t2n_hf.residency.entry import Entry, Key, LoadState
 from t2n_hf.residency.loading import Loading
 from t2n_hf.residency.source import Source
+from t2n_hf.residency.stream import Stream
 from t2n_hf.residency.table import ResidentTable
 from t2n_hf.residency.workers import Workers
 
@@ -25,18 +26,20 @@ class Readahead:
 
     Room is made before a value is queued, and only by evicting what is needed later than it: so the budget is held, and
     hardly anything is read twice. Nor is it read much earlier than it has to. A value that is larger than the window is
-    read ahead when what is used before it is smaller than the window: its room has to be made in any case.
+    read ahead when what is used before it is smaller than the window: its room has to be made in any case. What passes
+    (see `Stream`) is not read here.
     """
 
-    def __init__(self, table: ResidentTable, loading: Loading, workers: Workers, window: int) -> None:
+    def __init__(self, table: ResidentTable, loading: Loading, workers: Workers, window: int, stream: Stream) -> None:
         self._table = table
         self._room = table.room
         self._loading = loading
         self._workers = workers
         self._window = window
+        self._passes = stream.passes
+        stream.advise = self.advise_after
         self._unused: list[tuple[Key, int]] = []  # with how many values came before each
         self._advised: set[object] = set()
-        loading.cancel = self.cancel
         workers.load = self.load
 
     def plan(self) -> None:
@@ -52,6 +55,11 @@ class Readahead:
                 if source is None:
                     continue
                 nbytes = source.nbytes
+                if self._passes(key, source):  # type: ignore[arg-type]
+                    between += nbytes
+                    if between > _REACH * self._window:
+                        return
+                    continue
                 if unused + nbytes > self._window and not (unused == 0 and self._suits_large(nbytes, between)):
                     return
                 if not self._loading.try_room(nbytes, distance):
@@ -101,22 +109,23 @@ class Readahead:
     def load(self, entry: Entry, source: Source) -> None:
         """Load what was queued (for a worker), telling the system first what will be read after it."""
         if entry.ahead and self._loading.pace.is_slow:
-            self._advise_after(entry)
+            self.advise_after(entry.key)
         self._loading.load_queued(entry, source)
 
-    def _advise_after(self, entry: Entry) -> None:
+    def advise_after(self, key: Key) -> None:
+        """Tell the system what will be read after a key."""
         with self._room.lock:
-            self._advised.discard(entry.key)
+            self._advised.discard(key)
             coming, nbytes = [], 0
-            for key in islice(self._table.policy.following(entry.key), _ADVISED_COUNT):
-                source = None if key in self._table.entries else self._table.source_at(key)  # type: ignore[arg-type]
+            for other in islice(self._table.policy.following(key), _ADVISED_COUNT):
+                source = None if other in self._table.entries else self._table.source_at(other)  # type: ignore[arg-type]
                 if source is None:
                     continue
                 nbytes += source.nbytes
                 if nbytes > _ADVISED_NBYTES:
                     break
-                if key not in self._advised:
-                    self._advised.add(key)
+                if other not in self._advised:
+                    self._advised.add(other)
                     coming.append(source)
         for source in coming:
             advise: Callable[[], None] | None = getattr(source, "advise", None)

@@ -191,6 +191,10 @@ class LearnedOrder:
                 return key, length - 1 - back
         return None, -1
 
+    def is_cyclic(self) -> bool:
+        """Whether one thread goes round, and has been all round once."""
+        return self._passes > 0 and len(self._places_of_readers()) == 1
+
     def upcoming(self) -> Iterator[Hashable]:
         """Give what the calling thread uses next; nothing before a pass was seen, and when everything is loaded."""
         reader = self._readers.get(threading.get_ident())

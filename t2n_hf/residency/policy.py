@@ -57,6 +57,9 @@ class Policy(Protocol):
     def upcoming(self) -> Iterator[Hashable]:
         """Give the keys that the calling thread uses next, in order, as far as that is known and of interest."""
 
+    def is_cyclic(self) -> bool:
+        """Whether the order is known, and a key that is used now is used again when all others were."""
+
     def distance(self, key: Hashable) -> int:
         """How many other values are used before `key` is, at least."""
 
@@ -73,6 +76,10 @@ class _Unordered:
     def upcoming(self) -> Iterator[Hashable]:
         """Not known."""
         return iter(())
+
+    def is_cyclic(self) -> bool:
+        """Not known."""
+        return False
 
     def distance(self, key: Hashable) -> int:
         """Not known: it may be next."""

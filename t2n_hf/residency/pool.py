@@ -20,6 +20,7 @@ from t2n_hf.residency.prefetch import TensorPrefetch
 from t2n_hf.residency.room import Room
 from t2n_hf.residency.scope import ActiveScope, entered
 from t2n_hf.residency.source import Device, Source, device_of, source_of, version_of
+from t2n_hf.residency.stream import Stream
 from t2n_hf.residency.table import ResidentTable
 from t2n_hf.residency.workers import Workers
 
@@ -85,8 +86,11 @@ class TensorResidencyPool:
         self._claims = Claims(self._table, self._loading)
         self._workers = Workers(max_workers, self._loading.load_queued)
         self._ahead: Readahead | None = None
+        self._stream: Stream | None = None
         if readahead_nbytes and self.strategy is ResidencyStrategy.LEARNED:
-            self._ahead = Readahead(self._table, self._loading, self._workers, readahead_nbytes)
+            self._stream = Stream(self._table, self._loading)
+            self._ahead = Readahead(self._table, self._loading, self._workers, readahead_nbytes, self._stream)
+            self._loading.cancel = self._cancel
         self._closed = False
         tell_of_forks(self)
 
@@ -227,6 +231,8 @@ class TensorResidencyPool:
             self._closed = False
             raise
         self._workers.close()
+        if self._stream is not None:
+            self._stream.close()
         with self._room.lock:
             self._table.pins.clear()
             for entry in list(self._table.entries.values()):
@@ -265,6 +271,8 @@ class TensorResidencyPool:
         self._refuse_closed()
         try:
             with self._room.lock:
+                if self._stream is not None:
+                    wanted = self._stream.left(claim, wanted)
                 missing = self._claims.lease(claim, wanted)
                 if missing:
                     self._claims.reserve_missing(claim)
@@ -286,6 +294,16 @@ class TensorResidencyPool:
     def call_before_wait(self, action: Callable[[], None] | None) -> None:
         """Have `action` called whenever a lease waits for those of other threads: it may release what is left over."""
         self._room.before_wait = action
+
+    def stream(self, source: Source, device: torch.device, use: Callable[[torch.Tensor], None]) -> bool:
+        """Call `use` with the rows of a value that is not kept, see `Stream.use`; False when it has to be resolved."""
+        return self._stream is not None and self._stream.use(source, device, use)
+
+    def _cancel(self) -> bool:
+        """Give room back that nobody needs yet. Lock held."""
+        return (self._ahead is not None and self._ahead.cancel()) or (
+            self._stream is not None and self._stream.give_up()
+        )
 
     def hasten(self, source: Source, device: torch.device) -> None:
         """Load a queued value in the calling thread, which waits for it, unless a worker has begun to."""
@@ -332,6 +350,8 @@ class TensorResidencyPool:
         """Forget the loads that only threads of the parent go on with."""
         self._room.renew()
         self._workers.renew()
+        if self._stream is not None:
+            self._stream.renew()
         with self._room.lock:
             for entry in list(self._table.entries.values()):
                 if entry.state is not LoadState.READY:

@@ -1,5 +1,6 @@
 """What leases, handles, scopes and tensors need of a pool, so that they need not know the pool itself."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +29,9 @@ class ServingPool(Protocol):
 
     def resolve(self, source: Any, device: Device | None = None) -> torch.Tensor:  # noqa: ANN401
         """Return a resident value, loading it when necessary."""
+
+    def stream(self, source: Source, device: torch.device, use: Callable[[torch.Tensor], None]) -> bool:
+        """Call `use` with the rows of a value that is not kept; False when it has to be resolved."""
 
     def is_resident(self, source: Any) -> bool:  # noqa: ANN401
         """Return whether source has completed loading into the pool."""

@@ -7,7 +7,7 @@ import torch
 
 from t2n_hf.errors import ConfigError
 
-__all__ = ["Device", "Source", "WritableSource", "device_of", "source_of", "version_of"]
+__all__ = ["Device", "Source", "SteppingSource", "Steps", "WritableSource", "device_of", "source_of", "version_of"]
 
 Device: TypeAlias = torch.device | str | int
 
@@ -31,6 +31,24 @@ class Source(Protocol):
 
     def load(self, device: torch.device) -> torch.Tensor:
         """Read the value. Raises StorageError, naming file and tensor. May be called from any thread."""
+
+
+class Steps(Protocol):
+    """How a plain value on the CPU is read a few rows at a time: `count` times, in order."""
+
+    @property
+    def count(self) -> int:
+        """How many steps there are."""
+
+    def read(self, at: int, slot: torch.Tensor) -> torch.Tensor:
+        """Read the rows of step `at` into `slot`, uint8, 1-D, on the CPU, and give them. Raises StorageError."""
+
+
+class SteppingSource(Source, Protocol):
+    """A source whose value can be used without ever being loaded whole."""
+
+    def steps(self, slot_nbytes: int) -> Steps | None:
+        """Say how the present value is read into slots of so many bytes; None when that cannot be."""
 
 
 class WritableSource(Source, Protocol):

@@ -16,7 +16,7 @@ from t2n_hf.residency import ServingPool, TensorResidencyPool, active_scope
 from t2n_hf.store.checkpoint import ByteRange
 from t2n_hf.tensor.contents import RangeContent
 from t2n_hf.tensor.eager import eagerly
-from t2n_hf.tensor.product import dense_product
+from t2n_hf.tensor.product import RowwiseProduct, dense_product
 from t2n_hf.tensor.rows import embedding_of_rows, item_of_rows
 from t2n_hf.tensor.stored import StoredSource
 from t2n_hf.tensor.transposed import TransposedTensor
@@ -132,8 +132,19 @@ class SourceTensor(OpaqueTensor):
         return None if at_hand else self._source.gather(rows, target)
 
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        found = self._passing_product(x, bias)
+        if found is not None:
+            return found
         value = self.reload()
         return F.linear(x, value, bias) if isinstance(value, OpaqueTensor) else dense_product(x, value, bias)
+
+    def _passing_product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """Multiply with rows of the weight while they pass through memory; None when the weight does not pass."""
+        pool, target = self._pool_now()
+        if pool is None or x.shape[-1] != self._source.shape[-1]:
+            return None
+        product = RowwiseProduct(x, self._source.shape[0], bias)
+        return product.result if pool.stream(self._source, target, product.add) else None
 
     def _linear_backward(self, grad: torch.Tensor) -> torch.Tensor:
         value = self.reload()

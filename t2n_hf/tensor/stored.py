@@ -18,8 +18,9 @@ from t2n_hf.contract import SupportsOffloadState
 from t2n_hf.errors import FormatError, InPlaceError, StorageError, UnsupportedOpError
 from t2n_hf.store.memory import aligned_buffer
 from t2n_hf.store.spill import SpillRange, shared_spill
-from t2n_hf.tensor.contents import Content, MemoryContent, SpillContent
+from t2n_hf.tensor.contents import Content, MemoryContent, RangeContent, SpillContent
 from t2n_hf.tensor.device_copy import Transfer, transfer_to
+from t2n_hf.tensor.row_steps import RowSteps, row_steps
 from t2n_hf.tensor.wrapper import OpaqueTensor
 
 if TYPE_CHECKING:
@@ -157,6 +158,13 @@ class StoredSource:
                 return aligned_buffer(self.nbytes).view(self.dtype).view(self.shape).copy_(value)
             loaded = value.to(device=device, dtype=self.dtype)
             return loaded.clone() if isinstance(content, MemoryContent) and loaded is value else loaded
+
+    def steps(self, slot_nbytes: int) -> RowSteps | None:
+        """Say how a plain weight that lies in one range of a file, as it is, is read into slots of so many bytes."""
+        content = self._content
+        if not isinstance(content, RangeContent) or len(content.ranges) != 1 or content.dtype != self.dtype:
+            return None
+        return row_steps(content.ranges[0], self.shape, slot_nbytes)
 
     def _transferred(self, content: Content, transfer: Transfer, device: torch.device) -> torch.Tensor:
         """Read the value and copy it to an accelerator; it is cast there."""
