@@ -8,11 +8,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.utils import _pytree as pytree
 
 from t2n_hf.errors import CaptureError, ConfigError
 from t2n_hf.nnef.names import Namer, identifier
+from t2n_hf.trace.capture_dispatch import result_by_dispatch
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
 
@@ -113,6 +118,24 @@ def _result_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a pytree
     """Run `module` on shapes alone: no weight is read."""
+    try:
+        return _run_on_shapes(module, args, kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        refusal = CaptureError(
+            f"forward of {type(module).__name__} reads a tensor's value (item(), tolist(), an `if`) at "
+            f"{_own_line(error)}; what it decides would be fixed in the archive. Compute it before, as a "
+            "plain attribute of the module, or choose with torch.where"
+        )
+        try:  # the value may be one that no weight has a part in
+            with evaluation_mode(module):
+                return result_by_dispatch(module, args, kwargs, _float_dtype(module))
+        except CaptureError:
+            raise refusal from error
+    except Exception as error:
+        raise CaptureError(f"{type(module).__name__} does not run on its examples: {error}") from error
+
+
+def _run_on_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a pytree
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), evaluation_mode(module):
 
         def fake(value: Any) -> Any:  # noqa: ANN401 - any leaf
@@ -120,17 +143,12 @@ def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
         fakes: dict[int, Any] = {}
         stand_ins = {name: fakes.setdefault(id(value), fake(value)) for name, value in tensors_of(module).items()}
-        try:
-            with tensors_replaced(module, stand_ins):
-                return module(*pytree.tree_map(fake, args), **pytree.tree_map(fake, kwargs))
-        except DataDependentOutputException as error:
-            raise CaptureError(
-                f"forward of {type(module).__name__} reads a tensor's value (item(), tolist(), an `if`) at "
-                f"{_own_line(error)}; what it decides would be fixed in the archive. Compute it before, as a "
-                "plain attribute of the module, or choose with torch.where"
-            ) from error
-        except Exception as error:
-            raise CaptureError(f"{type(module).__name__} does not run on its examples: {error}") from error
+        with tensors_replaced(module, stand_ins):
+            return module(*pytree.tree_map(fake, args), **pytree.tree_map(fake, kwargs))
+
+
+def _float_dtype(module: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
 
 
 def _own_line(error: BaseException) -> str:

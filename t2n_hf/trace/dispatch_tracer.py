@@ -93,6 +93,10 @@ class DispatchTracer(fx.Tracer):
     names it is met: a placeholder if it is an argument, else an attribute. Nothing that was given to the tracer is
     changed, neither values nor modules.
 
+    Args:
+        fold_known: make constants of what is drawn at random, and of what has a shape that depends on values, where
+            that depends on no argument and on nothing without values.
+
     Attributes:
         graph: the graph.
         memory: what the tensors of the trace hold.
@@ -105,8 +109,9 @@ class DispatchTracer(fx.Tracer):
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
 
-    def __init__(self) -> None:
+    def __init__(self, *, fold_known: bool = False) -> None:
         super().__init__()
+        self.fold_known = fold_known
         self.root = nn.Module()
         self.graph = fx.Graph(tracer_cls=type(self))
         self.memory = TraceMemory()

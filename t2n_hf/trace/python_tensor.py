@@ -24,6 +24,7 @@ class Recorder(Protocol):
     """What a `PythonTensor` needs of the tracer that its proxy belongs to."""
 
     memory: TraceMemory
+    fold_known: bool
 
     def operand(self, tensor: torch.Tensor) -> "PythonTensor":
         """Give the tensor itself, or the leaf that stands for one from outside the trace."""
@@ -199,7 +200,6 @@ _STATISTICS: Final = {
 }
 
 
-_INDEXING: Final = frozenset({_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default})
 # The result's shape follows from values, though no tag says so: torch makes these of others.
 _SHAPED_BY_VALUES: Final = frozenset(
     {
@@ -227,27 +227,37 @@ def record(tracer: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     func = _COPIED.get(func, func)
     args, kwargs = pytree.tree_map_only(torch.Tensor, tracer.operand, (tuple(args), dict(kwargs)))
     written = _written(func, args, kwargs)
-    for argument, outer in written:
-        if argument.is_out and outer.is_immutable:
-            raise CaptureError(
-                f"{func} would write its result into {argument.name!r}, an immutable tensor of shape "
-                f"{tuple(outer.shape)}: an input of the trace; give a tensor that the traced function makes"
-            )
+    _refuse_immutable(written)
     outers = [outer for _, outer in written]
     elems, kwelems = pytree.tree_map_only(PythonTensor, _elem, (args, kwargs))
     result = tracer.memory.run(func, elems, kwelems, [*map(_elem, outers), *_statistics(func, elems)])
     for tensor in _tensors(result):
         _refuse_layout(tensor)
-    if _reads(func, result, (args, kwargs)) and tracer.memory.depends_on_inputs(_tensors((elems, kwelems))):
+    reads = _reads(func, result, (args, kwargs))
+    known = not tracer.memory.depends_on_inputs(_tensors((elems, kwelems)))
+    if reads and not known:
         tracer.note_read(func, result)
     if func._schema.returns and not outers and not _tensors(result):
         return result
+    if known and (reads or torch.Tag.nondeterministic_seeded in func.tags) and _foldable(tracer, outers, result):
+        return pytree.tree_map_only(torch.Tensor, tracer.operand, result)
     proxies, kwproxies = pytree.tree_map_only(PythonTensor, _proxy, (args, kwargs))
     proxy = tracer.create_proxy("call_function", func, proxies, kwproxies)
     for outer in outers:
         outer.elem = tracer.memory.current(outer.elem)
         _follow(outer)
-    given = {id(elem) for elem in _tensors((elems, kwelems))}
+    return _results(tracer, func, result, proxy, written, {id(elem) for elem in _tensors((elems, kwelems))})
+
+
+def _results(
+    tracer: Recorder,
+    func: OpOverload,
+    result: Any,
+    proxy: fx.Proxy,
+    written: list[tuple[Any, PythonTensor]],
+    given: set[int],
+) -> Any:
+    """Give results of a call the proxies of its node; what it wrote to is itself the result."""
     shown = tracer.memory.described(result)
     proxy.node.meta["val"] = shown
     returns = func._schema.returns
@@ -261,6 +271,19 @@ def record(tracer: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         )
         for place, (r, value, description) in enumerate(zip(returns, result, shown, strict=True))
     )
+
+
+def _refuse_immutable(written: list[tuple[Any, PythonTensor]]) -> None:
+    for argument, outer in written:
+        if argument.is_out and outer.is_immutable:
+            raise CaptureError(
+                f"an operator would write its result into {argument.name!r}, an immutable tensor of shape "
+                f"{tuple(outer.shape)}: an input of the trace; give a tensor that the traced function makes"
+            )
+
+
+def _foldable(tracer: Recorder, outers: list[PythonTensor], result: Any) -> bool:
+    return tracer.fold_known and not outers and not any(isinstance(tensor, FakeTensor) for tensor in _tensors(result))
 
 
 def _elem(tensor: PythonTensor) -> torch.Tensor:
@@ -300,7 +323,7 @@ def _statistics(func: OpOverload, elems: tuple[Any, ...]) -> list[torch.Tensor]:
 
 def _reads(func: OpOverload, result: Any, arguments: Any) -> bool:
     """Whether a number or a shape that the call gives depends on values."""
-    if func in _INDEXING:
+    if func is _aten.index.Tensor:
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in _tensors(arguments[0][1]))
     if func in _SHAPED_BY_VALUES or torch.Tag.dynamic_output_shape in func.tags:
         return True
