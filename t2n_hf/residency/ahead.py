@@ -37,7 +37,6 @@ class Readahead:
         self._workers = workers
         self._window = window
         self._passes = stream.passes
-        stream.advise = self.advise_after
         self._unused: list[tuple[Key, int]] = []  # with how many values came before each
         self._advised: set[object] = set()
         workers.load = self.load
@@ -109,23 +108,22 @@ class Readahead:
     def load(self, entry: Entry, source: Source) -> None:
         """Load what was queued (for a worker), telling the system first what will be read after it."""
         if entry.ahead and self._loading.pace.is_slow:
-            self.advise_after(entry.key)
+            self._advise_after(entry)
         self._loading.load_queued(entry, source)
 
-    def advise_after(self, key: Key) -> None:
-        """Tell the system what will be read after a key."""
+    def _advise_after(self, entry: Entry) -> None:
         with self._room.lock:
-            self._advised.discard(key)
+            self._advised.discard(entry.key)
             coming, nbytes = [], 0
-            for other in islice(self._table.policy.following(key), _ADVISED_COUNT):
-                source = None if other in self._table.entries else self._table.source_at(other)  # type: ignore[arg-type]
+            for key in islice(self._table.policy.following(entry.key), _ADVISED_COUNT):
+                source = None if key in self._table.entries else self._table.source_at(key)  # type: ignore[arg-type]
                 if source is None:
                     continue
                 nbytes += source.nbytes
                 if nbytes > _ADVISED_NBYTES:
                     break
-                if other not in self._advised:
-                    self._advised.add(other)
+                if key not in self._advised:
+                    self._advised.add(key)
                     coming.append(source)
         for source in coming:
             advise: Callable[[], None] | None = getattr(source, "advise", None)

@@ -68,7 +68,8 @@ class Stream:
     have to leave memory for it is needed sooner than it is needed again. So the same values stay in memory, pass after
     pass. All pieces take turns in a few slots, which stay in the cache of the CPU: reading into them takes half as long
     as into fresh memory. A thread reads ahead; who uses the values reads the next piece rather than to wait for one.
-    Only one thread uses the stream at a time; others have their values loaded.
+    Two threads that read keep a disk busier than advice to the system does, which is why none is given. Only one thread
+    uses the stream at a time; others have their values loaded.
 
     Each piece is read from a file that was not changed since it was opened, else reading fails; who uses a value starts
     anew then, and loads it. The slots are taken from the budget, and given back when who needs room asks for it.
@@ -78,7 +79,6 @@ class Stream:
         self._table = table
         self._room = table.room
         self._loading = loading
-        self.advise: Callable[[Key], None] = lambda key: None
         self._slots: list[torch.Tensor] = []
         self._threads: ThreadPoolExecutor | None = None
         self.renew()
@@ -298,8 +298,6 @@ class Stream:
             if turn == self._turn:
                 self._plan.append(found)
                 self._last = found
-        if self._loading.pace.is_slow:
-            self.advise((found.source.key, _CPU))
         return True
 
     def _next_to_pass(self, key: Key) -> _Step | None:
