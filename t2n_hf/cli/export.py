@@ -34,6 +34,10 @@ def export(
     level: Annotated[int, Option(help="Compression of a tgz, 0 to 9.")] = 0,
     max_context: Annotated[int | None, Option(help="Largest number of positions. Default: the model's.")] = None,
     all_logits: Annotated[bool, Option("--all-logits", help="Logits of every position, not of the last one.")] = False,
+    batch: Annotated[bool, Option("--batch", help="Take several sequences at once (text generation).")] = False,
+    mask: Annotated[
+        bool, Option("--mask", help="Take a mask and positions: sequences padded on the left (text generation).")
+    ] = False,
     capture: Annotated[str, Option(help="auto, pieces or whole.")] = "auto",
     flat: Annotated[bool, Option("--flat", help="Write the graph without fragments.")] = False,
     check: Annotated[bool, Option(help="Run the archive in tract and compare it with PyTorch.")] = True,
@@ -66,6 +70,8 @@ def export(
             compression_level=level,
             max_context=max_context,
             all_logits=all_logits,
+            batch=batch,
+            mask=mask,
             capture=capture,
             flat=flat,
             check=check,

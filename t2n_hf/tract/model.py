@@ -2,27 +2,22 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, final
 
-import numpy as np
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.generation import GenerationMixin, GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import logging
-from transformers.utils.hub import cached_file
 
-from t2n_hf.errors import ConfigError, HubError, StorageError
-from t2n_hf.store.manifest import MANIFEST_NAME, ExportManifest
+from t2n_hf.errors import ConfigError
+from t2n_hf.tract.loading import archive_of, export_folder, generation_config_of
+from t2n_hf.tract.past import IDS, LOGITS, MASK, Past
 from t2n_hf.tract.runner import TractRunner
 
 __all__ = ["TractModelForCausalLM"]
 
-_ARCHIVES: Final = ("model.nnef.tgz", "model.nnef.tar", "model")
-_IDS, _LOGITS, _CACHE_IN, _CACHE_OUT = "input_ids", "outputs", "in_cache_", "out_cache_"
-_CACHE_AXIS: Final = 2
 
 logger = logging.get_logger(__name__)
 
@@ -32,7 +27,8 @@ class TractModelForCausalLM(GenerationMixin):
     """An exported model, in a worker process that also keeps the key/value cache.
 
     `generate()` takes the whole conversation each time; the tokens that the worker has seen already, from the start on,
-    are not computed again. Greedy search and sampling of one sequence. Close it, or use it as a context manager.
+    are not computed again. Greedy search and sampling, of one sequence; of several when the archive was exported with
+    `batch`, padded on the left when it was exported with `mask`. Close it, or use it as a context manager.
     """
 
     # What transformers asks of a model that generates.
@@ -49,16 +45,16 @@ class TractModelForCausalLM(GenerationMixin):
         *,
         max_context: int | None = None,
     ) -> None:
-        if _IDS not in runner.inputs or _LOGITS not in runner.outputs:
+        if IDS not in runner.inputs or LOGITS not in runner.outputs:
             raise ConfigError(
                 f"{runner.archive} is no causal language model: its first input is {next(iter(runner.inputs), None)}, "
-                f"its first output {next(iter(runner.outputs), None)}; expected {_IDS} and {_LOGITS} among them"
+                f"its first output {next(iter(runner.outputs), None)}; expected {IDS} and {LOGITS} among them"
             )
         self.config = config
         self.generation_config = generation_config
         self.max_context = max_context
         self._runner = runner
-        self._past = _Past(runner, switch=_rope_switch(config))
+        self._past = Past(runner, switch=_rope_switch(config))
 
     @classmethod
     def from_pretrained(
@@ -86,12 +82,12 @@ class TractModelForCausalLM(GenerationMixin):
             ArchiveError: a file is not what the manifest says.
             ConfigError: the export is no causal language model.
         """
-        folder = _folder(export, revision, token)
-        archive, max_context = _archive(folder, verify)
+        folder = export_folder(export, revision, token)
+        archive, max_context = archive_of(folder, verify)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         runner = TractRunner(archive, timeout_s=timeout_s)
         try:
-            return cls(runner, config, _generation_config(folder, config), max_context=max_context)
+            return cls(runner, config, generation_config_of(folder, config), max_context=max_context)
         except BaseException:
             runner.close()
             raise
@@ -104,7 +100,7 @@ class TractModelForCausalLM(GenerationMixin):
     @property
     def dtype(self) -> torch.dtype:
         """Type of the logits."""
-        return getattr(torch, self._runner.outputs[_LOGITS].dtype)
+        return getattr(torch, self._runner.outputs[LOGITS].dtype)
 
     def can_generate(self) -> bool:
         """Always: that is what this class is for."""
@@ -117,26 +113,23 @@ class TractModelForCausalLM(GenerationMixin):
         use_cache: bool | None = None,
         **_ignored: Any,  # noqa: ANN401 - whatever generate() passes to every model
     ) -> CausalLMOutputWithPast:
-        """Logits after the whole sequence `input_ids` [1, S] i64: of the last position, [1, 1, V].
+        """Logits after the whole sequences `input_ids` [B, S] i64: of the last position, [B, 1, V].
 
         An archive with all logits gives those of every position that had to be computed. With `use_cache`, positions
         that agree with what the worker has seen are not computed again; without, everything is.
 
-        Raises ConfigError for a batch, padding, tokens that the model lacks, or a sequence longer than the archive's
-        context.
+        `attention_mask` [B, S] is 0 where a token is padding; None is no padding.
+
+        Raises ConfigError for a batch or padding that the archive was not exported for, tokens that the model lacks, or
+        a sequence longer than the archive's context.
         """
-        if input_ids.ndim != 2 or input_ids.shape[0] != 1:
-            raise ConfigError(
-                f"input_ids of shape {list(input_ids.shape)}: an archive runs one sequence at a time, [1, S]; "
-                "call generate() once per sequence, with num_return_sequences=1"
-            )
-        if attention_mask is not None and not bool(attention_mask.all()):
-            raise ConfigError("attention_mask has zeros: an archive takes one sequence without padding")
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        self._check_shapes(input_ids, mask)
         self._check_length(input_ids.shape[1])
         self._check_tokens(input_ids)
         if not use_cache:
             self._past.reset()
-        logits = self._past.advance(input_ids[0].to("cpu", torch.int64).numpy())
+        logits = self._past.advance(*(x.to("cpu", torch.int64).numpy() for x in (input_ids, mask)))
         return CausalLMOutputWithPast(logits=torch.from_numpy(logits))
 
     __call__ = forward
@@ -170,6 +163,22 @@ class TractModelForCausalLM(GenerationMixin):
     def get_experts_implementation(self) -> dict[str, str | None]:
         """Nothing to switch: the archive has its own."""
         return {}
+
+    def _check_shapes(self, input_ids: torch.Tensor, mask: torch.Tensor) -> None:
+        if input_ids.ndim != 2 or (input_ids.shape[0] != 1 and self._runner.inputs[IDS].shape[0] == 1):
+            raise ConfigError(
+                f"input_ids of shape {list(input_ids.shape)}: this archive runs one sequence at a time, [1, S]; call "
+                "generate() once per sequence, with num_return_sequences=1, or export with batch=True"
+            )
+        if mask.shape != input_ids.shape:
+            raise ConfigError(
+                f"attention_mask of shape {list(mask.shape)} for input_ids of shape {list(input_ids.shape)}; expected "
+                "one number for each token"
+            )
+        if MASK not in self._runner.inputs and not bool(mask.all()):
+            raise ConfigError(
+                "attention_mask has zeros: this archive takes sequences without padding; export with mask=True"
+            )
 
     def _check_length(self, length: int) -> None:
         if self.max_context is not None and length > self.max_context:
@@ -214,49 +223,6 @@ class TractModelForCausalLM(GenerationMixin):
         super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)  # type: ignore[misc]
 
 
-@final
-class _Past:
-    """The tokens whose keys and values the worker holds."""
-
-    def __init__(self, runner: TractRunner, switch: int | None) -> None:
-        self._runner = runner
-        self._switch = switch
-        self._feedback = {
-            name: name.replace(_CACHE_OUT, _CACHE_IN, 1) for name in runner.outputs if name.startswith(_CACHE_OUT)
-        }
-        self._seen = np.zeros(0, np.int64)
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._seen = self._seen[:0]
-        self._runner.reset()
-
-    def advance(self, tokens: np.ndarray) -> np.ndarray:
-        """Make `tokens` [S] the past, computing what is new in it, the last token at the least. Returns the logits."""
-        kept = self._usable(tokens)
-        if kept == 0:
-            self.reset()
-        elif kept < len(self._seen):
-            self._runner.crop(self._feedback.values(), axis=_CACHE_AXIS, length=kept)
-        # Forgotten while the worker is at it: an error leaves it in a state that nobody knows.
-        self._seen = self._seen[:0]
-        result = self._runner.step({_IDS: tokens[None, kept:]}, self._feedback)
-        self._seen = tokens.copy()
-        return result[_LOGITS]
-
-    def _usable(self, tokens: np.ndarray) -> int:
-        """How many of the seen tokens begin `tokens`, short of its last."""
-        if not self._feedback:
-            return 0
-        most = min(len(self._seen), len(tokens) - 1)
-        different = np.flatnonzero(self._seen[:most] != tokens[:most])
-        kept = int(different[0]) if different.size else most
-        # Keys on one side of a LongRoPE switch do not fit queries on the other.
-        if self._switch is not None and (len(self._seen) > self._switch) != (len(tokens) > self._switch):
-            return 0
-        return kept
-
-
 def _rope_switch(config: PreTrainedConfig) -> int | None:
     """Length up to which a LongRoPE model uses its short factors; None for other models."""
     # hf.rotary.rope_switch asks the same; rooms on one line do not import each other.
@@ -265,44 +231,3 @@ def _rope_switch(config: PreTrainedConfig) -> int | None:
         if parameters.get("rope_type") == "longrope":
             return int(parameters["original_max_position_embeddings"])
     return None
-
-
-def _folder(export: str | os.PathLike[str], revision: str | None, token: str | bool | None) -> Path:
-    if Path(export).is_dir():
-        return Path(export)
-    name = str(export)
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise StorageError(f"{name}: no such folder, and not the id of a repository (owner/name)")
-    folder = _fetch(name, MANIFEST_NAME, revision, token).parent
-    # The files of the commit that the manifest is from, whatever the branch has become meanwhile.
-    for listed in ExportManifest.read(folder).files:
-        _fetch(name, listed, folder.name, token)
-    return folder
-
-
-def _fetch(repository: str, name: str, revision: str | None, token: str | bool | None) -> Path:
-    try:
-        path = cached_file(repository, name, revision=revision, token=token)
-    except OSError as error:
-        raise HubError(f"{name} of {repository} cannot be fetched: {error}") from error
-    if path is None:
-        raise HubError(f"{repository} has no {name}")
-    return Path(path)
-
-
-def _archive(folder: Path, verify: bool) -> tuple[Path, int | None]:
-    if (folder / MANIFEST_NAME).exists():
-        manifest = ExportManifest.read(folder)
-        if verify:
-            manifest.verify(folder)
-        return folder / manifest.archive, manifest.max_context
-    for name in _ARCHIVES:
-        if (folder / name).exists():
-            return folder / name, None
-    raise StorageError(f"{folder} holds no export: neither {MANIFEST_NAME} nor {', '.join(_ARCHIVES)}")
-
-
-def _generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
-    if (folder / "generation_config.json").exists():
-        return GenerationConfig.from_pretrained(folder)
-    return GenerationConfig.from_model_config(config)

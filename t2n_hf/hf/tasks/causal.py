@@ -85,12 +85,16 @@ class _CausalLM(nn.Module):
         self, input_ids: torch.Tensor, cache: StateCache, options: dict[str, torch.Tensor]
     ) -> list[tuple[Any, ...]]:
         """The calls of the model: one, but token by token where its layers would forget the past otherwise."""
-        mask = options.get("attention_mask")
-        if self._captured or not self._begins_anew or (mask is not None and bool((mask == 0).any())):
+        if self._captured or not self._begins_anew:
+            return [(input_ids, cache, options)]
+        new, mask = input_ids.shape[1], options.get("attention_mask")
+        if mask is not None and bool((mask[:, -new:] == 0).any()):  # padding is where nothing was seen before
             return [(input_ids, cache, options)]
         spans = []
-        for at in range(input_ids.shape[1]):
-            now = {name: value[:, at : at + 1] for name, value in options.items() if name != "attention_mask"}
+        for at in range(new):
+            now = {name: value[:, at : at + 1] for name, value in options.items()}
+            if mask is not None:
+                now["attention_mask"] = mask[:, : mask.shape[1] - new + at + 1]
             spans.append((input_ids[:, at : at + 1], cache, now))
         return spans
 
