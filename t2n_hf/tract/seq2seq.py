@@ -130,12 +130,15 @@ class TractModelForSeq2SeqLM(GenerationMixin):
         decoder_input_ids: torch.Tensor | None = None,
         encoder_outputs: TractEncoderOutput | None = None,
         use_cache: bool | None = None,
-        **others: Any,  # noqa: ANN401 - the main input by its name, and whatever generate() passes to every model
+        pixel_values: torch.Tensor | None = None,
+        input_features: torch.Tensor | None = None,
+        input_values: torch.Tensor | None = None,
+        **_ignored: Any,  # noqa: ANN401 - whatever generate() passes to every model
     ) -> Seq2SeqLMOutput:
         """Logits after the whole `decoder_input_ids` [B, T] i64: of the last position, [B, 1, V].
 
-        `encoder_outputs` is what `get_encoder()` gave; without it the encoder runs on `input_ids` [B, E] (or the main
-        input by its name) and `attention_mask`. Positions that agree with what the worker has seen are computed again
+        `encoder_outputs` is what `get_encoder()` gave; without it the encoder runs on `input_ids` [B, E], or the image
+        or sound that it takes, and `attention_mask`. Positions that agree with what the worker has seen are computed again
         only without `use_cache`.
 
         Raises ConfigError for tokens that the model lacks, or more of them than the archive was exported for.
@@ -143,8 +146,7 @@ class TractModelForSeq2SeqLM(GenerationMixin):
         if decoder_input_ids is None:
             raise ConfigError("decoder_input_ids are missing: the decoder needs one token per sequence at the least")
         if encoder_outputs is None:
-            main = input_ids if self.main_input_name == "input_ids" else others.get(self.main_input_name)
-            encoder_outputs = self._encoder(main, attention_mask=attention_mask)
+            encoder_outputs = self._encoder(input_ids, attention_mask, pixel_values, input_features, input_values)
         if encoder_outputs.encoded is None or encoder_outputs.rows is None:
             raise ConfigError("encoder_outputs are not of this model's encoder: take what get_encoder() gives")
         self._check(decoder_input_ids)
@@ -176,7 +178,7 @@ class TractModelForSeq2SeqLM(GenerationMixin):
         encoder_outputs: TractEncoderOutput | None = None,
         attention_mask: torch.Tensor | None = None,
         use_cache: bool | None = True,
-        **_ignored: Any,  # noqa: ANN401
+        **kwargs: Any,  # noqa: ANN401 - of this name: generate() then lets through what forward takes
     ) -> dict[str, Any]:
         """Pass all tokens on every step: `forward` knows what is new in them. The encoder has had its mask."""
         return {"decoder_input_ids": input_ids, "encoder_outputs": encoder_outputs, "use_cache": use_cache}

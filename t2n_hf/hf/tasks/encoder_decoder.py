@@ -158,6 +158,12 @@ def _encoder_interface(encoder: _Encoder, inputs: list[ModelInput], names: list[
     )
 
 
+class _States(BaseModelOutput):
+    """The encoder's output as models look at it: some ask for the mask that theirs gives."""
+
+    attention_mask: torch.Tensor | None = None
+
+
 @final
 class _Decoder(nn.Module):
     """The decoder with its own cache, and the encoder's output as keys and values."""
@@ -190,7 +196,7 @@ class _Decoder(nn.Module):
             arguments["attention_mask"] = masks[0]
         with last_position_only(None if self.all_logits else self.model.get_output_embeddings()):
             outputs = self.model(
-                encoder_outputs=BaseModelOutput(last_hidden_state=states), decoder_input_ids=input_ids, **arguments
+                encoder_outputs=_States(last_hidden_state=states), decoder_input_ids=input_ids, **arguments
             )
         return (outputs.logits, *cache.self_attention_cache.tensors())
 
