@@ -14,8 +14,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils import _pytree as pytree
+from transformers import PreTrainedModel
 
 from t2n_hf.errors import CaptureError, ConfigError
+from t2n_hf.hf.tasks.settings import capture_settings
 from t2n_hf.nnef.names import Namer, identifier
 from t2n_hf.trace.capture_dispatch import result_by_dispatch
 from t2n_hf.trace.interface import Interface
@@ -64,8 +66,20 @@ def module_interface(
         layers=tuple(_layer_lists(module)),
         task="",
         weight_owner=module,
-        context=lambda: evaluation_mode(module),
+        context=lambda: _capturable(module),
     )
+
+
+@contextmanager
+def _capturable(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and what models of transformers inside of `module` need to be captured."""
+    with ExitStack() as stack:
+        stack.enter_context(evaluation_mode(module))
+        models = [name for name, child in module.named_modules() if isinstance(child, PreTrainedModel)]
+        for name in models:
+            if not any(name != outer and name.startswith(f"{outer}." if outer else "") for outer in models):
+                stack.enter_context(capture_settings(module.get_submodule(name)))  # type: ignore[arg-type]
+        yield
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:  # noqa: ANN401 - a pytree

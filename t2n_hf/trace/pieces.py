@@ -18,6 +18,7 @@ from t2n_hf.trace.captured import Piece, PieceCall
 from t2n_hf.trace.layers import Arguments, bind, describe_layer, layer_index, may_count, piece_name, shape_of
 from t2n_hf.trace.same_graph import describe_piece
 from t2n_hf.trace.tracing import TracedLayer, trace_layer
+from t2n_hf.trace.watchers import watched_from_outside
 
 __all__ = ["LAYER_OP", "PieceRecorder"]
 
@@ -44,6 +45,9 @@ class _StandIn(nn.Module):
         super().__init__()
         self.__dict__["layer"] = layer  # not a submodule: the outer graph must not see its weights
         self.__dict__["call"] = call
+        if watched_from_outside(layer):
+            self._forward_hooks = layer._forward_hooks
+            self._forward_hooks_with_kwargs = layer._forward_hooks_with_kwargs
         self.training = layer.training
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the layer has

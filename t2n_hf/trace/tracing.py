@@ -1,6 +1,7 @@
 """One layer traced by itself, on the fake tensors of the model around it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from t2n_hf.trace.captured import Piece
 from t2n_hf.trace.layers import Arguments, PieceError
 from t2n_hf.trace.piece_by_piece_serialize import serialize_args, type_as_str_with_info
 from t2n_hf.trace.swap import buffers_watched, tensors_of, tensors_replaced
+from t2n_hf.trace.watchers import hooks_left_out, watched_from_outside
 
 __all__ = ["TracedLayer", "trace_layer"]
 
@@ -126,7 +128,8 @@ def _run_layer(
     """Run the layer on fresh containers, and sort out what is new in them and in its result."""
     leaves = [tensors.get(at, leaf) for at, leaf in enumerate(arguments.leaves)]
     call = arguments.rebuilt(leaves)
-    result = layer(*call.args, **call.kwargs)
+    with hooks_left_out(layer) if watched_from_outside(layer) else nullcontext():
+        result = layer(*call.args, **call.kwargs)
     after, kinds = _flatten_all(arguments.values_of(call))
     if kinds != [argument.kind for argument in arguments.arguments]:
         raise PieceError("it changes the structure of its arguments")

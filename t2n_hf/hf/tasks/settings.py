@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.recurrence import capturable_recurrences
@@ -39,6 +40,9 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
             model.set_attn_implementation("sdpa")
         stack.callback(model.set_experts_implementation, model.get_experts_implementation())
         model.set_experts_implementation("batched_mm")
+        # A model puts the hooks that collect hidden states on its layers when these are first asked for, and never
+        # again; while it is captured something else may stand in the place of its layers.
+        maybe_install_capturing_hooks(model)
         stack.enter_context(capturable_rotary(model))
         stack.enter_context(capturable_recurrences(model))
         yield
