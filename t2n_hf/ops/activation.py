@@ -129,6 +129,8 @@ def threshold_(emit: Emit, x: Value, threshold: Operand, value: Operand) -> Valu
 
 def softmax_over(emit: Emit, x: Value, axis: int, dtype: torch.dtype) -> Value:
     """Softmax along an axis, computed and given in `dtype`."""
+    if x.rank == 0:
+        return emit.full((), 1, dtype)
     return emit.call("softmax", emit.cast(x, dtype), out=(x.shape, dtype), axes=[axis % x.rank])
 
 
@@ -142,7 +144,7 @@ def softmax(emit: Emit, x: Value, dim: int, *_: object, **__: object) -> Value:
 def log_softmax(emit: Emit, x: Value, dim: int, *_: object, **__: object) -> Value:
     """Logarithm of the softmax, without its underflow."""
     x = emit.cast(x, emit.dtype)
-    axes = [dim % x.rank]
+    axes = [dim % x.rank] if x.rank else []
     shifted = emit.binary("sub", x, emit.reduce("max_reduce", x, axes, keepdim=True), x.dtype)
     total = emit.reduce("sum_reduce", emit.unary("exp", shifted), axes, keepdim=True)
     return emit.binary("sub", shifted, emit.unary("log", total), x.dtype)

@@ -30,6 +30,7 @@ def _scaled(emit: Emit, operand: Operand, factor: Operand) -> Operand:
 def add(emit: Emit, left: Operand, right: Operand, alpha: Operand = 1, **_: object) -> Value:
     """`left + alpha * right`; of two booleans their disjunction."""
     if emit.dtype is torch.bool:
+        right = right if alpha else emit.full((), False, torch.bool)
         return emit.binary("tract_core_bitor", left, right, torch.bool)
     right = _scaled(emit, right, alpha)
     if _is(right, 0) and isinstance(left, Value) and left.shape == emit.shape:
@@ -147,6 +148,7 @@ def _known_power(emit: Emit, base: Value, exponent: float) -> Value | None:
 @_emits(_aten.square.default)
 def square(emit: Emit, x: Value) -> Value:
     """`x * x`. tract turns a product of a tensor with itself into its `square`, which has no integers."""
+    x = emit.cast(x, emit.dtype)
     if x.dtype.is_floating_point:
         return emit.binary("mul", x, x, x.dtype)
     return emit.unary("neg", emit.binary("mul", emit.unary("neg", x), x, x.dtype))
@@ -167,7 +169,8 @@ def minimum(emit: Emit, left: Operand, right: Operand) -> Value:
 def extreme(emit: Emit, op: str, left: Operand, right: Operand) -> Value:
     """The greater ("max") or smaller ("min") of two; of booleans their disjunction or conjunction."""
     if emit.dtype is torch.bool:
-        return emit.binary({"max": "tract_core_bitor", "min": "tract_core_bitand"}[op], left, right, torch.bool)
+        a, b = (emit.tensor(x, torch.bool) for x in (left, right))
+        return emit.binary({"max": "tract_core_bitor", "min": "tract_core_bitand"}[op], a, b, torch.bool)
     return emit.binary(op, left, right, emit.dtype)
 
 
@@ -176,6 +179,9 @@ def extreme(emit: Emit, op: str, left: Operand, right: Operand) -> Value:
 def clamp(emit: Emit, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     """x, at least `min` and at most `max`; `max` wins."""
     result = emit.cast(x, emit.dtype)
+    if emit.dtype is torch.bool:
+        lower = result if min is None else extreme(emit, "max", result, min)
+        return lower if max is None else extreme(emit, "min", lower, max)
     if min is not None and not _is(min, -math.inf):
         result = emit.binary("max", result, min, emit.dtype)
     if max is not None and not _is(max, math.inf):

@@ -251,6 +251,8 @@ class Builder:
         self, op: str, value: Value, axes: Sequence[int], *, keepdim: bool, dtype: torch.dtype | None = None
     ) -> Value:
         """`op` over axes; tract keeps them, so they are squeezed away unless `keepdim`."""
+        if not axes:  # of a single number
+            return self.cast(value, dtype or value.dtype)
         axes = sorted(axes)
         shape = [1 if axis in axes else length for axis, length in enumerate(value.shape)]
         result = self.call(op, value, out=(shape, dtype or value.dtype), axes=axes)

@@ -17,7 +17,7 @@ __all__: list[str] = []
 
 _aten = torch.ops.aten
 _emits = EMITTERS.emits
-_Step: TypeAlias = Callable[[Builder, list[Value], list[Value]], list[Value]]
+_Step: TypeAlias = Callable[[Builder, Value, list[Value]], list[Value]]
 
 
 @_emits(_aten.cumsum.default, _aten.cumsum_.default)
@@ -29,29 +29,25 @@ def cumsum(emit: Emit, x: Value, dim: int, **_: object) -> Value:
     return emit.unary("tract_core_cumsum", x, axis=axis_of(dim, x.rank), exclusive=False, reverse=False)
 
 
-def _scanned(emit: Emit, name: str, step: _Step, axis: int, elements: list[Value], starts: list[Value]) -> list[Value]:
-    """All states of a scan along an axis of `elements`, from `starts`, which lack that axis.
+def _scanned(
+    emit: Emit, name: str, step: _Step, x: Value, axis: int, *, starts: list[Value], results: int = 1
+) -> list[Value]:
+    """The first `results` states of a scan along an axis, after each of its elements.
 
-    `step(body, elements, states)` gives the next states.
+    `step(body, element, states)` gives the next states; `starts` are those before the first element.
     """
 
     def body(
         builder: Builder, given: list[Value], states: list[Value], _shared: list[Value]
     ) -> tuple[list[Value], list[Value]]:
-        states = step(builder, given, states)
-        return states, states
+        states = step(builder, given[0], states)
+        return states, states[:results]
 
-    rank = elements[0].rank
-    order = [axis, *(other for other in range(rank) if other != axis)]
-    result = scan(
-        emit,
-        name,
-        body,
-        elements={f"x{number}": emit.transpose(x, order) for number, x in enumerate(elements)},
-        states={f"state{number}": x for number, x in enumerate(starts)},
-    )
-    back = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
-    return [emit.transpose(x, back) for x in result.outputs]
+    order = [axis, *(other for other in range(x.rank) if other != axis)]
+    states = {f"state{number}": start for number, start in enumerate(starts)}
+    result = scan(emit, name, body, elements={"x": emit.transpose(x, order)}, states=states)
+    back = [*range(1, axis + 1), 0, *range(axis + 1, x.rank)]
+    return [emit.transpose(output, back) for output in result.outputs]
 
 
 def _without(x: Value, axis: int) -> list[Length]:
@@ -67,10 +63,10 @@ def cumprod(emit: Emit, x: Value, dim: int, **_: object) -> Value:
     axis = axis_of(dim, x.rank)
     ones = emit.full(tuple(_without(x, axis)), 1, x.dtype)
 
-    def step(body: Builder, given: list[Value], states: list[Value]) -> list[Value]:
-        return [body.binary("mul", states[0], given[0], x.dtype)]
+    def step(body: Builder, given: Value, states: list[Value]) -> list[Value]:
+        return [body.binary("mul", states[0], given, x.dtype)]
 
-    return _scanned(emit, "cumprod", step, axis, [x], [ones])[0]
+    return _scanned(emit, "cumprod", step, x, axis, starts=[ones])[0]
 
 
 @_emits(_aten.logcumsumexp.default)
@@ -81,14 +77,14 @@ def logcumsumexp(emit: Emit, x: Value, dim: int) -> Value:
     axis = axis_of(dim, x.rank)
     nothing = emit.full(tuple(_without(x, axis)), float("-inf"), x.dtype)
 
-    def step(body: Builder, given: list[Value], states: list[Value]) -> list[Value]:
-        top = body.binary("max", states[0], given[0], x.dtype)
+    def step(body: Builder, given: Value, states: list[Value]) -> list[Value]:
+        top = body.binary("max", states[0], given, x.dtype)
         # Of nothing and nothing the difference would be NaN.
         base = body.binary("max", top, torch.finfo(x.dtype).min, x.dtype)
-        old, new = (body.unary("exp", body.binary("sub", part, base, x.dtype)) for part in (states[0], given[0]))
+        old, new = (body.unary("exp", body.binary("sub", part, base, x.dtype)) for part in (states[0], given))
         return [body.binary("add", body.unary("log", body.binary("add", old, new, x.dtype)), base, x.dtype)]
 
-    return _scanned(emit, "logcumsumexp", step, axis, [x], [nothing])[0]
+    return _scanned(emit, "logcumsumexp", step, x, axis, starts=[nothing])[0]
 
 
 @_emits(_aten.cummax.default)
@@ -108,22 +104,19 @@ def _extremes(emit: Emit, name: str, x: Value, dim: int) -> list[Value]:
         return [x, emit.full((), 0, torch.int64)]
     axis, dtype = axis_of(dim, x.rank), x.dtype
     numbers = emit.cast(x, torch.int64) if dtype is torch.bool else x
-    places = emit.range(0, x.shape[axis], torch.int64)
-    places = emit.unsqueeze(places, [other for other in range(x.rank) if other != axis])
-    places = emit.broadcast(places, x.shape)
     first = emit.squeeze(emit.slice(numbers, axis, 0, 1), [axis])
-    start = [first, emit.full(tuple(_without(x, axis)), 0, torch.int64)]
+    # The place is counted: of a scanned constant tract takes all elements at each step.
+    start = [first, emit.full(tuple(_without(x, axis)), 0, torch.int64), emit.full((), 0, torch.int64)]
 
-    def step(body: Builder, given: list[Value], states: list[Value]) -> list[Value]:
-        better = (given[0], states[0]) if name == "cummax" else (states[0], given[0])
+    def step(body: Builder, given: Value, states: list[Value]) -> list[Value]:
+        better = (given, states[0]) if name == "cummax" else (states[0], given)
         kept = body.binary("gt", *better[::-1], numbers.dtype, torch.bool)
         if dtype.is_floating_point:  # NaN stays
             lost = body.binary("ne", states[0], states[0], dtype, torch.bool)
             kept = body.binary("tract_core_bitor", kept, lost, torch.bool)
-        return [
-            body.select(kept, state, new, kind)
-            for state, new, kind in zip(states, given, (numbers.dtype, torch.int64), strict=True)
-        ]
+        best = body.select(kept, states[0], given, numbers.dtype)
+        place = body.select(kept, states[1], states[2], torch.int64)
+        return [best, place, body.binary("add", states[2], 1, torch.int64)]
 
-    values, where = _scanned(emit, name, step, axis, [numbers, places], start)
+    values, where = _scanned(emit, name, step, numbers, axis, starts=start, results=2)
     return [emit.cast(values, dtype), where]

@@ -71,23 +71,12 @@ def addmv(emit: Emit, start: Value, left: Value, right: Value, beta: Operand = 1
 @_emits(_aten.outer.default, _aten.ger.default)
 def outer(emit: Emit, left: Value, right: Value) -> Value:
     """Each element of one vector times each of another."""
-    return emit.binary("mul", emit.unsqueeze(left, [1]), emit.unsqueeze(right, [0]), emit.dtype)
+    op = "tract_core_bitand" if emit.dtype is torch.bool else "mul"
+    return emit.binary(op, emit.unsqueeze(left, [1]), emit.unsqueeze(right, [0]), emit.dtype)
 
 
-@_emits(_aten.einsum.default)
-def einsum(emit: Emit, equation: str, operands: list[Value], **_: object) -> Value:
-    """A sum of products over named axes."""
-    inputs, arrow, output = equation.replace(" ", "").partition("->")
-    if "." in equation:
-        raise emit.refuse(f"einsum {equation!r} with an ellipsis")
-    if not arrow:
-        letters = sorted(set(inputs) - {","})
-        output = "".join(letter for letter in letters if inputs.count(letter) == 1)
-    dtype = emit.dtype if emit.dtype.is_floating_point else torch.float32
-    values = [emit.cast(x, dtype) for x in operands]
-    accumulator = "f64" if dtype is torch.float64 else "f32"
-    expression = f"{inputs}->{output}"
-    result = emit.call(
-        "tract_core_einsum", values, out=(emit.shape, dtype), expr=expression, acc=accumulator, output=""
-    )
-    return emit.cast(result, emit.dtype)
+@_emits(_aten.addbmm.default)
+def addbmm(emit: Emit, start: Value, left: Value, right: Value, beta: Operand = 1, alpha: Operand = 1) -> Value:
+    """Beta * start + alpha * (the sum of left @ right over their first axis)."""
+    total = emit.reduce("sum_reduce", _product(emit, left, right), [0], keepdim=False)
+    return _with_sum(emit, start, total, beta, alpha)

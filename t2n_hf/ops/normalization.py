@@ -67,6 +67,21 @@ def rms_norm(
     return emit.cast(weighted(emit, result, weight, None), emit.dtype)
 
 
+@_emits(_aten.native_layer_norm.default)
+def native_layer_norm(
+    emit: Emit, x: Value, normalized_shape: Shape, weight: Value | None, bias: Value | None, eps: float
+) -> list[Value | None]:
+    """Normalised over the last axes, then weighted; and where they are used, the mean and 1 / sqrt(variance + eps)."""
+    normal = layer_norm(emit, x, normalized_shape, weight, bias, eps)
+    if all(user.args[1] == 0 for user in emit.node.users):
+        return [normal, None, None]
+    axes = list(range(x.rank - len(normalized_shape), x.rank))
+    mean = emit.reduce("mean_reduce", x, axes, keepdim=True)
+    centred = emit.binary("sub", x, mean, x.dtype)
+    variance = emit.reduce("mean_reduce", emit.binary("mul", centred, centred, x.dtype), axes, keepdim=True)
+    return [normal, mean, emit.unary("rsqrt", emit.binary("add", variance, eps, x.dtype))]
+
+
 @_emits(_aten.linalg_vector_norm.default)
 def vector_norm(
     emit: Emit,

@@ -1,7 +1,7 @@
 """Sums, means, extremes and orders along axes."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
@@ -18,7 +18,7 @@ _emits = EMITTERS.emits
 
 
 def _axes(x: Value, dim: int | Sequence[int] | None) -> list[int]:
-    if dim is None or (not isinstance(dim, int) and not dim):
+    if x.rank == 0 or dim is None or (not isinstance(dim, int) and not dim):
         return list(range(x.rank))
     return [axis_of(axis, x.rank) for axis in ([dim] if isinstance(dim, int) else dim)]
 
@@ -26,6 +26,8 @@ def _axes(x: Value, dim: int | Sequence[int] | None) -> list[int]:
 @_emits(_aten.sum.default, _aten.sum.dim_IntList)
 def sum_(emit: Emit, x: Value, dim: int | Sequence[int] | None = None, keepdim: bool = False, **_: object) -> Value:
     """Sum over axes."""
+    if emit.dtype is torch.bool:
+        return any_(emit, x, dim, keepdim)
     return emit.reduce("sum_reduce", emit.cast(x, emit.dtype), _axes(x, dim), keepdim=keepdim)
 
 
@@ -38,6 +40,8 @@ def mean(emit: Emit, x: Value, dim: int | Sequence[int] | None = None, keepdim: 
 @_emits(_aten.prod.default, _aten.prod.dim_int)
 def prod(emit: Emit, x: Value, dim: int | None = None, keepdim: bool = False, **_: object) -> Value:
     """Product over axes."""
+    if emit.dtype is torch.bool:
+        return all_(emit, x, dim, keepdim)
     return emit.reduce("tract_core_product_reduce", emit.cast(x, emit.dtype), _axes(x, dim), keepdim=keepdim)
 
 
@@ -59,6 +63,13 @@ def amin(emit: Emit, x: Value, dim: int | Sequence[int] = (), keepdim: bool = Fa
     return _extreme(emit, "min_reduce", x, _axes(x, dim), keepdim)
 
 
+@_emits(_aten.aminmax.default)
+def aminmax(emit: Emit, x: Value, *, dim: int | None = None, keepdim: bool = False) -> list[Value]:
+    """Smallest and greatest element, along an axis or of all."""
+    ends = [amin(emit, x, () if dim is None else dim, keepdim), amax(emit, x, () if dim is None else dim, keepdim)]
+    return [emit.reshape(end, emit.shape) for end in ends]
+
+
 @_emits(_aten.max.dim)
 def max_dim(emit: Emit, x: Value, dim: int, keepdim: bool = False) -> list[Value]:
     """Greatest element along an axis, and its first place."""
@@ -72,6 +83,8 @@ def min_dim(emit: Emit, x: Value, dim: int, keepdim: bool = False) -> list[Value
 
 
 def _place(emit: Emit, op: str, x: Value, dim: int, keepdim: bool) -> Value:
+    if x.rank == 0:
+        return emit.full((), 0, torch.int64)
     x = emit.cast(x, torch.int64) if x.dtype is torch.bool else x
     return emit.reduce(op, x, _axes(x, dim), keepdim=keepdim, dtype=torch.int64)
 
@@ -107,38 +120,63 @@ def all_(emit: Emit, x: Value, dim: int | Sequence[int] | None = None, keepdim: 
     return emit.reduce("all_reduce", emit.cast(x, torch.bool), _axes(x, dim), keepdim=keepdim)
 
 
+# The overloads without axes have the flag in the place of the axes.
+_Axes: TypeAlias = int | Sequence[int] | bool | None
+
+
 @_emits(_aten.var.correction, _aten.var.dim, _aten.var.default)
-def var(emit: Emit, x: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False, **options: Any) -> Value:  # noqa: ANN401
+def var(
+    emit: Emit, x: Value, dim: _Axes = None, unbiased: bool = True, keepdim: bool = False, **options: float | None
+) -> Value:
     """Variance over axes, with a correction of the count."""
-    return _variance(emit, x, dim, _correction(unbiased, options), keepdim)
+    return _moments(emit, x, dim, unbiased, keepdim, **options)[0]
 
 
 @_emits(_aten.std.correction, _aten.std.dim, _aten.std.default)
-def std(emit: Emit, x: Value, dim: Any = None, unbiased: Any = None, keepdim: bool = False, **options: Any) -> Value:  # noqa: ANN401
+def std(
+    emit: Emit, x: Value, dim: _Axes = None, unbiased: bool = True, keepdim: bool = False, **options: float | None
+) -> Value:
     """Standard deviation over axes, with a correction of the count."""
-    return emit.unary("sqrt", _variance(emit, x, dim, _correction(unbiased, options), keepdim))
+    return emit.unary("sqrt", var(emit, x, dim, unbiased, keepdim, **options))
 
 
-def _correction(unbiased: Any, options: dict[str, Any]) -> float:  # noqa: ANN401 - None, a flag
-    if "correction" in options:
-        return 1 if options["correction"] is None else options["correction"]
-    return 0 if unbiased is False else 1
+@_emits(_aten.var_mean.correction, _aten.var_mean.dim, _aten.var_mean.default)
+def var_mean(
+    emit: Emit, x: Value, dim: _Axes = None, unbiased: bool = True, keepdim: bool = False, **options: float | None
+) -> list[Value]:
+    """Variance over axes, with a correction of the count, and mean."""
+    variance, middle, axes = _moments(emit, x, dim, unbiased, keepdim, **options)
+    return [variance, middle if keepdim else emit.squeeze(middle, axes)]
 
 
-def _variance(emit: Emit, x: Value, dim: Any, correction: float, keepdim: bool) -> Value:  # noqa: ANN401
-    if isinstance(dim, bool):  # the overloads without axes have the flag in this place
-        dim, correction = None, float(dim)
+@_emits(_aten.std_mean.correction, _aten.std_mean.dim, _aten.std_mean.default)
+def std_mean(
+    emit: Emit, x: Value, dim: _Axes = None, unbiased: bool = True, keepdim: bool = False, **options: float | None
+) -> list[Value]:
+    """Standard deviation over axes, with a correction of the count, and mean."""
+    variance, middle = var_mean(emit, x, dim, unbiased, keepdim, **options)
+    return [emit.unary("sqrt", variance), middle]
+
+
+def _moments(
+    emit: Emit, x: Value, dim: _Axes, unbiased: bool, keepdim: bool, *, correction: float | None = None
+) -> tuple[Value, Value, list[int]]:
+    """Variance, the mean with its axes kept, and the axes."""
+    if isinstance(dim, bool):
+        unbiased, dim = dim, None
+    taken = float(unbiased) if correction is None else correction
     axes = _axes(x, dim)
-    centred = emit.binary("sub", x, emit.reduce("mean_reduce", x, axes, keepdim=True), x.dtype)
+    middle = emit.reduce("mean_reduce", x, axes, keepdim=True)
+    centred = emit.binary("sub", x, middle, x.dtype)
     square = emit.binary("mul", centred, centred, x.dtype)
-    if correction == 0:
-        return emit.reduce("mean_reduce", square, axes, keepdim=keepdim)
+    if taken == 0:
+        return emit.reduce("mean_reduce", square, axes, keepdim=keepdim), middle, axes
     total = emit.reduce("sum_reduce", square, axes, keepdim=keepdim)
     count = product(x.shape[axis] for axis in axes)
-    whole = count - int(correction) if float(correction).is_integer() else None
-    if whole is None:
-        raise emit.refuse(f"a variance with the correction {correction}")
-    return emit.binary("div", total, whole, x.dtype)
+    if float(taken).is_integer():
+        return emit.binary("div", total, count - int(taken), x.dtype), middle, axes
+    number = emit.binary("sub", emit.tensor(count, x.dtype), taken, x.dtype)
+    return emit.binary("div", total, number, x.dtype), middle, axes
 
 
 @_emits(_aten.logsumexp.default)

@@ -75,6 +75,7 @@ def broadcast_tensors(emit: Emit, tensors: list[Value]) -> list[Value]:
 def meshgrid(emit: Emit, tensors: list[Value], indexing: str = "ij") -> list[Value]:
     """Each tensor of rank 1 along its own axis of a grid."""
     rank = len(tensors)
+    tensors = [emit.reshape(x, (1,)) if x.rank == 0 else x for x in tensors]
     order = list(range(rank))
     if indexing == "xy" and rank > 1:
         order[0], order[1] = 1, 0

@@ -6,7 +6,7 @@ from typing import Any, Final
 import sympy
 import torch
 
-from t2n_hf.ops.dims import Length, same
+from t2n_hf.ops.dims import Length, product, same
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.shape import axis_of
 from t2n_hf.ops.table import EMITTERS
@@ -153,7 +153,10 @@ def roll(emit: Emit, x: Value, shifts: Sequence[int] | int, dims: Sequence[int] 
     amounts = [shifts] if isinstance(shifts, int) else list(shifts)
     axes = [dims] if isinstance(dims, int) else list(dims)
     if not axes:
-        raise emit.refuse("a roll of the flattened tensor; name the axes")
+        flat = emit.reshape(x, (product(x.shape),))
+        return emit.reshape(roll(emit, flat, amounts, [0]), x.shape)
+    if x.rank == 0:
+        return x
     for amount, dim in zip(amounts, axes, strict=True):
         axis = axis_of(dim, x.rank)
         length = x.shape[axis]

@@ -75,7 +75,7 @@ def _rounding(op: str) -> Any:  # noqa: ANN401 - an emitter
 
 def _number_function(op: str) -> Any:  # noqa: ANN401 - an emitter
     def emitter(emit: Emit, x: Value) -> Value:
-        return emit.unary(op, x)
+        return x if x.dtype is torch.bool else emit.unary(op, x)
 
     return emitter
 
