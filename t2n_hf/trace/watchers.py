@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import nn
 
@@ -22,7 +21,7 @@ def watched_from_outside(layer: nn.Module) -> bool:
 @contextmanager
 def hooks_left_out(layer: nn.Module) -> Iterator[None]:
     """Let the layer run without its own forward hooks; they are back after any exit."""
-    hooks: OrderedDict[int, Any] = layer._forward_hooks
+    hooks = layer._forward_hooks
     layer._forward_hooks = OrderedDict()
     try:
         yield

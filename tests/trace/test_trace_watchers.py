@@ -1,4 +1,4 @@
-"""Hooks that collect what layers give are run in the graph of the model, for each layer, also when layers are pieces."""
+"""Hooks that collect what layers give are run in the graph of the model, for each layer, pieces or not."""
 
 import pytest
 import torch
