@@ -79,10 +79,10 @@ def decode(setting: Setting) -> Results:
             in_turn(sides, 1, "decode", tokens=2)
             answers = in_turn(sides, setting.runs, "decode", tokens=setting.tokens[name])
             results[name] = {side: middle(rows, "tokens_per_s") for side, rows in answers.items()}
-            for side in (side for side in sides if side != "dense"):
-                results[name][side]["packed_bytes"] = sides[side].ask("packed")["bytes"]
-                results[name][side]["footprint"] = sides[side].loaded["footprint"]
-                results[name][side]["rss"] = sides[side].ask("memory")["rss"]
+            for side, one in sides.items():
+                results[name][side]["packed_bytes"] = one.ask("packed")["bytes"] if side != "dense" else None
+                results[name][side]["footprint"] = one.loaded["footprint"]
+                results[name][side]["rss"] = one.ask("memory")["rss"]
     return results
 
 
