@@ -56,13 +56,18 @@ class TractRunner:
     Args:
         archive: `.nnef.tgz`, `.nnef.tar` or folder.
         timeout_s: longest time for one call, loading included; None waits for ever.
+        tract_folder: folder that holds the package `tract` to run with (an unpacked wheel); None takes the installed
+            one.
 
     Raises TractError when tract is missing, refuses the archive, or ends while it loads it; ArchiveError or FormatError
     when it holds no graph.
     """
 
-    def __init__(self, archive: str | Path, *, timeout_s: float | None = None) -> None:
-        require_tract()
+    def __init__(
+        self, archive: str | Path, *, timeout_s: float | None = None, tract_folder: str | Path | None = None
+    ) -> None:
+        if tract_folder is None:
+            require_tract()
         self.archive = Path(archive)
         if not self.archive.exists():
             raise TractError(f"{self.archive}: no such archive")
@@ -70,7 +75,8 @@ class TractRunner:
         self._held: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the finalizer
-        path = json.dumps([sys.path, [str(_PACKAGE)]])
+        first = [] if tract_folder is None else [str(Path(tract_folder).absolute())]
+        path = json.dumps([[*first, *sys.path], [str(_PACKAGE)]])
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", _BOOTSTRAP, path],
             stdin=subprocess.PIPE,

@@ -2,7 +2,7 @@
 
 tract can abort the process that it runs in, so it never runs in ours. The runner starts this module with an empty
 stand-in for the package `t2n_hf` (see `runner._BOOTSTRAP`), so that neither torch nor transformers is imported: it must
-import numpy, tract and this package's `frames` and `errors` only.
+import numpy, tract and this package's `bindings`, `frames` and `errors` only.
 
 Messages (key "op") and their answers; any answer may be {"error": text} instead:
     load   path, outputs (names)          -> inputs and outputs [{name, dtype, shape}], version
@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, final
 import numpy as np
 import tract
 
+from t2n_hf.tract.bindings import describe, load, to_tract
 from t2n_hf.tract.frames import Frame, read_frame, write_frame
 
 __all__ = ["main"]
@@ -35,11 +36,11 @@ class _Session:
     """A loaded archive and the tensors that are kept between steps, by the name of the input that takes them."""
 
     def __init__(self, path: str, names: list[str]) -> None:
-        loader = tract.nnef().with_tract_transformers().with_tract_extra().with_extended_identifier_syntax()
-        model = loader.load(path)
+        model = load(path)
         self.inputs = [_spec(model.input_name(i), model.input_fact(i)) for i in range(model.input_count())]
         # tract names an output by the node that computes it, the runner by the text of the graph.
-        self.outputs = [_spec(name, fact) for name, fact in zip(names, model.output_facts(), strict=True)]
+        facts = [model.output_fact(i) for i in range(model.output_count())]
+        self.outputs = [_spec(name, fact) for name, fact in zip(names, facts, strict=True)]
         self._runnable = model.into_runnable()
         self._kept: dict[str, Any] = {}
         self._held: dict[str, Any] = {}
@@ -67,18 +68,18 @@ class _Session:
 
     def hold(self, arrays: dict[str, np.ndarray]) -> None:
         """Take `arrays` as inputs of the steps to come, in place of those held before."""
-        self._held = {name: tract.Tensor.from_numpy(array) for name, array in arrays.items()}
+        self._held = {name: to_tract(array) for name, array in arrays.items()}
 
     def take(self, names: list[str], rows: list[int]) -> None:
         """Make kept and held tensors the given rows of what they are."""
         for tensors in (self._kept, self._held):
             mine = [name for name in names if name in tensors]
-            tensors.update({name: tract.Tensor.from_numpy(_to_numpy(tensors[name])[rows]) for name in mine})
+            tensors.update({name: to_tract(_to_numpy(tensors[name])[rows]) for name in mine})
 
     def crop(self, names: list[str], axis: int, length: int) -> None:
         """Cut kept tensors to their first `length` positions along `axis`."""
         cut = (slice(None),) * axis + (slice(length),)
-        self._kept.update({name: tract.Tensor.from_numpy(_to_numpy(self._kept[name])[cut]) for name in names})
+        self._kept.update({name: to_tract(_to_numpy(self._kept[name])[cut]) for name in names})
 
     def reset(self) -> None:
         """Forget the kept tensors."""
@@ -90,21 +91,8 @@ class _Session:
 
 
 def _spec(name: str, fact: Any) -> dict[str, Any]:  # noqa: ANN401 - tract has no types
-    dtype = tract.DatumType(fact.datum_type())
-    return {"name": name, "dtype": _NUMPY_NAMES.get(dtype, str(dtype)), "shape": [str(dim) for dim in fact.dims()]}
-
-
-_NUMPY_NAMES = {
-    tract.DatumType.BOOL: "bool",
-    tract.DatumType.U8: "uint8",
-    tract.DatumType.I8: "int8",
-    tract.DatumType.I16: "int16",
-    tract.DatumType.I32: "int32",
-    tract.DatumType.I64: "int64",
-    tract.DatumType.F16: "float16",
-    tract.DatumType.F32: "float32",
-    tract.DatumType.F64: "float64",
-}
+    dtype, shape = describe(fact)
+    return {"name": name, "dtype": dtype, "shape": shape}
 
 
 def _empty(spec: dict[str, Any], lengths: dict[str, int]) -> np.ndarray:
