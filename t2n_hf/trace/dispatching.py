@@ -155,6 +155,10 @@ class _Calling(fx.CodeGen):
         self._signature = signature
         self._out_spec = out_spec
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Calling":
+        """Nothing in it changes: a copy of the graph shares it."""
+        return _Calling(self._signature, self._out_spec)
+
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, *, expanded_def: bool = False) -> str:
         """The head of `forward`, and its inputs laid flat."""
         names = [variable.split(":")[0].split("=")[0].strip() for variable in free_vars]

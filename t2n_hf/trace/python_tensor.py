@@ -96,7 +96,7 @@ class PythonTensor(torch.Tensor):
             return args[0]._read(func, args[1:], kwargs)
         if func in _SPLITS and len(args) > 1 and isinstance(args[1], PythonTensor):
             args = (args[0], args[1].tolist(), *args[2:])  # torch would look for them in memory
-        if func is _SET_DATA and isinstance(args[0], PythonTensor):
+        if func == _SET_DATA and isinstance(args[0], PythonTensor):
             return args[0]._become(args[1])
         with DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
@@ -153,7 +153,7 @@ def _refuse_layout(tensor: torch.Tensor) -> None:
 def _alias(elem: torch.Tensor) -> torch.Tensor:
     """The same memory without gradient; another object, so that its shape can change by itself."""
     with torch.no_grad(), DisableTorchFunctionSubclass(), _disable_current_modes():
-        plain = _aten.alias.default(elem)
+        plain = _aten.alias.default(elem.detach() if elem.requires_grad else elem)
     return plain if isinstance(plain, FakeTensor) or type(plain) is torch.Tensor else plain.as_subclass(torch.Tensor)
 
 

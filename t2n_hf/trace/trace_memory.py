@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any, final
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 
@@ -156,18 +158,26 @@ class TraceMemory:
             for tensor in written:
                 self._own(tensor)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
+        symbolic = self._mode is not None and self._mode.shape_env is not None
         try:
-            with self.mode if lengths else nullcontext():
+            # Torch's own rules in Python are those that take symbols for lengths.
+            with self.mode if lengths else nullcontext(), enable_python_dispatcher() if symbolic else nullcontext():
                 result = func(*args, **kwargs)
         except _NO_VALUES as error:
-            raise CaptureError(
-                f"{func} needs the values of a tensor that has only a shape here: it comes from a fake tensor, or from "
-                f"an opaque weight ({type(error).__name__}); trace with real tensors, or compute it before"
-            ) from error
+            raise _needs_values(func, type(error).__name__) from error
+        if symbolic and free_unbacked_symbols(pytree.tree_leaves(result)):
+            raise _needs_values(func, f"it gives {result}")
         if self._from_inputs and self.depends_on_inputs(given):
             self._from_inputs.update(self._storage(t) for t in _tensors(result) if t.layout is torch.strided)
             self._from_inputs.update(self._storage(self.current(tensor)) for tensor in written)
         return result
+
+
+def _needs_values(func: Any, why: str) -> CaptureError:
+    return CaptureError(
+        f"{func} needs the values of a tensor that has only a shape here: it comes from a fake tensor, or from an "
+        f"opaque weight ({why}); trace with real tensors, or compute it before"
+    )
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
