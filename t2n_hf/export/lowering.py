@@ -8,15 +8,17 @@ from typing import Any, Final
 import sympy
 from torch import fx
 
+from t2n_hf.errors import EmitError
 from t2n_hf.export.fragments import FragmentPlan, plan_fragment
 from t2n_hf.export.lowered import Lowered, WeightBinding, WeightFormatInfo
+from t2n_hf.export.nesting import nested
 from t2n_hf.nnef.ir import Assign, Document, External, Fragment, Name, Variable
 from t2n_hf.nnef.names import Namer
 from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.dims import dims
 from t2n_hf.ops.emit import Emit, EmitOptions, python_name
 from t2n_hf.ops.table import EmitterTable
-from t2n_hf.ops.value import Value, tract_dtype
+from t2n_hf.ops.value import ComplexValue, Value, renamed, tensors_in, tract_dtype
 from t2n_hf.trace.captured import Captured, CapturedGraph, Piece, PieceCall
 from t2n_hf.trace.pieces import LAYER_OP
 
@@ -94,7 +96,7 @@ class Lowering:
             inputs=tuple(External(v.name.text, tract_dtype(v.dtype), tuple(dims(v.shape))) for v in inputs),
             outputs=tuple(name for _, name in graph.outputs),
             variables=tuple(Variable(b.name, b.label, b.shape) for b in bindings),
-            body=tuple(emit.body),
+            body=nested(emit.body, {b.name for b in bindings}, [name for _, name in graph.outputs]),
             fragments=fragments,
             extensions=_extensions([emit.body, *(fragment.body for fragment in fragments)]),
             symbols=tuple(dict.fromkeys(graph.symbols.values())),
@@ -111,6 +113,9 @@ class Lowering:
 
     def _given(self, node: fx.Node, name: str) -> Value:
         fake = node.meta["val"]
+        if fake.dtype.is_complex:
+            what = f"{name or node.name} of {fake.dtype} {tuple(fake.shape)}"
+            raise EmitError(f"{what}: an archive has no complex numbers; take and give view_as_real() of them")
         return Value(Name(name), self._emit.shape_of(fake), self._emit.float_type(fake.dtype))
 
     def _store(self, graph: CapturedGraph, env: dict[fx.Node, Any], prefix: str = "") -> None:
@@ -140,10 +145,19 @@ class Lowering:
 
     def _constant(self, graph: CapturedGraph, node: fx.Node) -> Any:  # noqa: ANN401 - a value, or a number
         tensor = graph.constants[node].detach()
-        tensor = tensor.to(self._emit.float_type(tensor.dtype))
+        if not tensor.is_complex():
+            tensor = tensor.to(self._emit.float_type(tensor.dtype))
         if tensor.ndim == 0:
             return tensor.item()
         label = graph.constant_names[node]
+        if tensor.is_complex():
+            return ComplexValue(
+                self._variable(f"{label}.real", tensor.real.contiguous()),
+                self._variable(f"{label}.imag", tensor.imag.contiguous()),
+            )
+        return self._variable(label, tensor)
+
+    def _variable(self, label: str, tensor: torch.Tensor) -> Value:
         key = f"constant {label}"
         shape = tuple(tensor.shape)
         if key not in self._bindings:
@@ -166,7 +180,7 @@ class Lowering:
         plan = self._plan(call.piece)
         fragment = self._fragment(call, plan, env)
         values = [env[node] for node in plan.parameters]
-        arguments = tuple(value.name for value in values if isinstance(value, Value))
+        arguments = tuple(part.name for value in values for part in tensors_in(value))
         emit.body.append(Assign(tuple(names), fragment.name, arguments))
         results = [node for node, _ in piece.outputs]
         return [self._given(node, name) for node, name in zip(results, names, strict=True)]
@@ -213,7 +227,7 @@ class Lowering:
         """The fragment for layers of this kind with weights in these formats."""
         piece = self.captured.pieces[call.piece]
         formats = [(env[node].block, env[node].transposed) for node in piece.weights]
-        numbers = [env[node] for node in plan.parameters if not isinstance(env[node], Value)]
+        numbers = [env[node] for node in plan.parameters if not tensors_in(env[node])]
         key = (call.piece, *formats, repr(numbers))
         if key not in self._written:
             self._written[key] = self._write_fragment(piece, plan, env)
@@ -230,18 +244,18 @@ class Lowering:
         parameters: dict[str, fx.Node] = {}
         for node in plan.parameters:
             start = env[node]
-            if not isinstance(start, Value):
-                emit.env[node] = start
-                continue
-            name = namer.unique(stems.get(node) or python_name(node))
-            parameters[name] = node
-            emit.env[node] = replace(start, name=Name(name))
+            stem = stems.get(node) or python_name(node)
+            names = [namer.unique(stem) for _ in tensors_in(start)]
+            parameters.update(dict.fromkeys(names, node))
+            emit.env[node] = renamed(start, names)
         emit.final_names = _final_names(piece.outputs, emit.env)
         outside = set(plan.hoisted)
         emit.run(node for node in piece.graph.nodes if node not in outside)
         emit.write_outputs(piece.outputs)
         dense = {piece.weights[parameters[name]]: why for name, why in emit.forced_dense.items()}
-        fragment = Fragment(piece.name, tuple(parameters), tuple(results), tuple(emit.body))
+        stored = {name for name, node in parameters.items() if node in piece.weights or node in piece.constants}
+        body = nested(emit.body, stored, results)
+        fragment = Fragment(piece.name, tuple(parameters), tuple(results), body)
         return _Written(self._named_once(piece, fragment), dense)
 
     def _named_once(self, piece: Piece, fragment: Fragment) -> Fragment:

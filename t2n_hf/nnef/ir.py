@@ -1,14 +1,14 @@
 """The graph model: what an NNEF document holds, as frozen data.
 
 An argument of a call is a `Name` (a reference to a value), a literal (bool, int, float, str), a `Dim` (a symbolic
-integer), or a list or tuple of those. A list prints as `[a, b]`, a tuple as `(a, b)`.
+integer), another `Call`, or a list or tuple of those. A list prints as `[a, b]`, a tuple as `(a, b)`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-__all__ = ["Argument", "Assign", "Dim", "Document", "External", "Fragment", "Name", "Variable"]
+__all__ = ["Argument", "Assign", "Call", "Dim", "Document", "External", "Fragment", "Name", "Variable"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,16 @@ class Dim:
         return self.text
 
 
-Argument: TypeAlias = "Name | Dim | bool | int | float | str | list[Any] | tuple[Any, ...]"
+@dataclass(frozen=True)
+class Call:
+    """A call with one result that is written where it is used: `matmul(x, unsqueeze(weight, axes=[0]))`."""
+
+    op: str
+    args: tuple["Argument", ...] = ()
+    kwargs: Mapping[str, "Argument"] = field(default_factory=dict)
+
+
+Argument: TypeAlias = "Name | Dim | Call | bool | int | float | str | list[Any] | tuple[Any, ...]"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Final
 
 from t2n_hf.dtypes import dtype_named
 from t2n_hf.errors import FormatError
-from t2n_hf.nnef.ir import Argument, Assign, Dim, Document, External, Fragment, Name, Variable
+from t2n_hf.nnef.ir import Argument, Assign, Call, Dim, Document, External, Fragment, Name, Variable
 from t2n_hf.nnef.names import is_identifier, member_problem
 
 __all__ = ["to_text"]
@@ -121,15 +121,18 @@ def _body(body: Iterable[Assign], known: set[str], where: str) -> Iterator[str]:
 
 def _assign(assign: Assign, known: set[str], where: str) -> str:
     call = f"{', '.join(assign.results)} = {assign.op} in {where}"
-    arguments = [_argument(value, known, call) for value in assign.args]
-    arguments += [
-        f"{_checked(key, 'argument')}={_argument(value, known, call)}" for key, value in assign.kwargs.items()
-    ]
+    written = _call(assign, known, call)
     for name in assign.results:
         _claim(name, known, f"result of {assign.op} in {where}")
     results = assign.results[0] if len(assign.results) == 1 else f"({', '.join(assign.results)})"
     comment = f"  # {' '.join(assign.comment.split())}" if assign.comment else ""
-    return f"  {results} = {_checked(assign.op, 'operator')}({', '.join(arguments)});{comment}\n"
+    return f"  {results} = {written};{comment}\n"
+
+
+def _call(call: Assign | Call, known: set[str], where: str) -> str:
+    arguments = [_argument(value, known, where) for value in call.args]
+    arguments += [f"{_checked(key, 'argument')}={_argument(value, known, where)}" for key, value in call.kwargs.items()]
+    return f"{_checked(call.op, 'operator')}({', '.join(arguments)})"
 
 
 def _argument(value: Argument, known: set[str], call: str) -> str:
@@ -137,6 +140,8 @@ def _argument(value: Argument, known: set[str], call: str) -> str:
         if value.text not in known:
             raise FormatError(f"{call}: {value.text!r} has no value at this point; define it before it is used")
         return value.text
+    if isinstance(value, Call):
+        return _call(value, known, call)
     if isinstance(value, list):
         return f"[{', '.join(_argument(item, known, call) for item in value)}]"
     if isinstance(value, tuple):
