@@ -215,14 +215,14 @@ class Builder:
 
     def slice(self, value: Value, axis: int, begin: Length, end: Length, stride: int = 1) -> Value:
         """`value[begin:end:stride]` along one axis; 0 <= begin <= end <= length, stride > 0."""
-        length = value.shape[axis]
-        if stride == 1 and same(begin, 0) and same(end, length):
+        if stride != 1:
+            # tract moves a slice with a stride up through the graph, and fails at some reshapes on the way.
+            return self.gather(value, self.range(begin, end, torch.int64, stride), axis)
+        if same(begin, 0) and same(end, value.shape[axis]):
             return value
-        kept = end - begin if stride == 1 else sympy.floor(sympy.sympify(end - begin + stride - 1) / stride)
+        kept = end - begin
         shape = [*value.shape[:axis], int(kept) if _is_whole(kept) else kept, *value.shape[axis + 1 :]]
-        step = {} if stride == 1 else {"stride": [stride]}
-        begins, ends = [dim(begin)], [dim(end)]
-        return self.call("slice", value, out=(shape, value.dtype), axes=[axis], begin=begins, end=ends, **step)
+        return self.call("slice", value, out=(shape, value.dtype), axes=[axis], begin=[dim(begin)], end=[dim(end)])
 
     def concat(self, values: Sequence[Value], axis: int, dtype: torch.dtype) -> Value:
         """Join tensors along an axis."""

@@ -38,7 +38,7 @@ def conv(  # noqa: PLR0917 - the operator's own signature
     around = _around(weight, padding, spread)
     source = batched(emit, x, weight.rank)
     spans = [d * (int(k) - 1) + 1 for d, k in zip(spread, weight.shape[2:], strict=True)]
-    steps = each(stride, count)
+    source, steps = _thinned(emit, source, spans, around, each(stride, count))
     lengths = [
         window_count(length + before + after, span, step)
         for length, span, step, (before, after) in zip(source.shape[2:], spans, steps, around, strict=True)
@@ -56,6 +56,22 @@ def conv(  # noqa: PLR0917 - the operator's own signature
         groups=groups,
     )
     return unbatched(emit, _biased(emit, result, bias))
+
+
+def _thinned(
+    emit: Emit, x: Value, spans: list[int], around: list[tuple[int, int]], stride: list[int]
+) -> tuple[Value, list[int]]:
+    """Take what a kernel of one element does not step over, and step by one.
+
+    tract would do so itself, by slices with a stride that it moves up through the graph and over some reshapes fails
+    to.
+    """
+    steps = list(stride)
+    for place, (span, sides) in enumerate(zip(spans, around, strict=True)):
+        if span == 1 and stride[place] > 1 and sides == (0, 0):
+            x = emit.slice(x, 2 + place, 0, x.shape[2 + place], stride[place])
+            steps[place] = 1
+    return x, steps
 
 
 def _check(emit: Emit, x: Value, weight: Value) -> None:

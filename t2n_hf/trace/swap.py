@@ -43,16 +43,24 @@ def tensors_replaced(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> 
 
 @contextmanager
 def plain_tensors_kept(module: nn.Module) -> Iterator[None]:
-    """Put back the tensors that are plain attributes of `module` and of its children, after any exit.
+    """Put back the tensors that are plain attributes of `module` and of its children, or in a dict that is one.
 
-    A forward that runs on stand-ins may keep one of them; the module would be left with a tensor without values.
+    After any exit. A forward that runs on stand-ins may keep one of them; the module would be left with a tensor
+    without values.
     """
-    before = [(vars(child), dict(vars(child))) for child in module.modules()]
+    attributes = [vars(child) for child in module.modules()]
+    kept = [value for found in attributes for name, value in found.items() if _is_own_dict(name, value)]
+    before = [(found, dict(found)) for found in (*attributes, *kept)]
     try:
         yield
     finally:
-        for attributes, old in before:
-            _put_back_tensors(attributes, old)
+        for found, old in before:
+            _put_back_tensors(found, old)
+
+
+def _is_own_dict(name: str, value: Any) -> bool:  # noqa: ANN401 - any attribute
+    """Whether an attribute is a dict of the module itself, not one of `nn.Module`."""
+    return type(value) is dict and not name.startswith("_")
 
 
 def _put_back_tensors(attributes: dict[str, Any], before: Mapping[str, Any]) -> None:

@@ -28,6 +28,18 @@ def fixed(name, function, *inputs):
     return Case(name, seeded(function) if isinstance(function, nn.Module) else function, inputs, {}, (), 1e-5)
 
 
+class Joined(nn.Module):
+    """A convolution of what was one axis, which makes tract move slices over a reshape."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.first, self.layer = nn.Linear(4, 4), layer
+
+    def forward(self, x):
+        rows = self.first(x.flatten(2).transpose(1, 2))
+        return self.layer(rows.transpose(1, 2).reshape(x.shape))
+
+
 def general(x, w, b):
     return torch.ops.aten.convolution(x, w, b, [2, 1], [1, 0], [1, 2], True, [1, 0], 2)
 
@@ -48,6 +60,9 @@ CASES = [
     image("conv2d", nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2))),
     image("conv2d_groups", nn.Conv2d(4, 6, 3, groups=2, bias=False)),
     image("conv2d_of_points", nn.Conv2d(4, 6, 1)),
+    image("conv2d_of_every_second_point", nn.Conv2d(4, 6, 1, stride=2)),
+    image("conv2d_of_every_second_row", nn.Conv2d(4, 6, (1, 3), stride=(2, 2), padding=(0, 1))),
+    image("conv2d_behind_a_reshape", Joined(nn.Conv2d(4, 6, 1, stride=2))),
     image("conv2d_padded_widely", nn.Conv2d(4, 6, 3, padding=5)),
     fixed("conv2d_patches", nn.Conv2d(4, 6, 2, stride=2), floats(2, 4, 8, 8)),
     fixed("conv2d_without_batch", nn.Conv2d(4, 6, 3), IMAGE[0]),

@@ -37,3 +37,12 @@ def test_plain_tensors_come_back_and_other_attributes_are_left_alone():
     assert module[0].table is table
     assert not hasattr(module[0], "late")
     assert module[0].count == 1
+
+
+def test_a_dict_of_tensors_that_a_forward_fills_is_as_it_was():
+    module = nn.Sequential(nn.Identity())
+    module[0].cache = cache = {"known": (table := torch.ones(2)), "count": 1}
+    with plain_tensors_kept(module):
+        cache |= {"known": torch.zeros(2), "late": torch.zeros(2), "count": 2}
+    assert module[0].cache is cache
+    assert cache == {"known": table, "count": 2}
