@@ -20,7 +20,9 @@ from t2n_hf.export.reference import bounds_of, example_inputs, plan_lengths
 from t2n_hf.hf.tasks import Pipeline
 from t2n_hf.tensor.opaque import compute_mode, opaque_to_final_tensor
 from t2n_hf.trace.swap import tensors_replaced
-from t2n_hf.tract.pipelines import open_pipeline
+from t2n_hf.tract.encoder_decoder import EncoderDecoder
+from t2n_hf.tract.multimodal import Multimodal
+from t2n_hf.tract.pipelines import open_encoder_decoder, open_multimodal
 
 __all__ = ["check_whole"]
 
@@ -45,13 +47,20 @@ def check_whole(
     comparison = Comparison(TOLERANCES[config.dtype] if config.tolerance is None else config.tolerance)
     dtypes = {spec.name: np.dtype(dtype_named(spec.dtype).numpy) for spec in parts[0].graph.specs}
     archives = {part.name: staging / part.archive for part in parts}
-    with open_pipeline(archives, timeout_s=timeout_of(sum(part.weight_bytes for part in parts))) as session:
+    timeout_s = timeout_of(sum(part.weight_bytes for part in parts))
+    with _open(pipeline, archives, timeout_s) as session:
         encoded = session.encode({name: value.numpy().astype(dtypes[name]) for name, value in inputs.items()})
         begun = tokens.shape[1] - len(expected)
         for number, logits in enumerate(expected):
             got = session.logits(encoded, tokens[:, : begun + number])[:, -1]
             comparison.add(f"token {number} of the whole", {"logits": got}, {"logits": logits})
     return comparison.result()
+
+
+def _open(pipeline: Pipeline, archives: Mapping[str, Path], timeout_s: float) -> EncoderDecoder | Multimodal:
+    if pipeline.placeholder is None:
+        return open_encoder_decoder(archives, timeout_s=timeout_s)
+    return open_multimodal(archives, pipeline.placeholder, timeout_s=timeout_s)
 
 
 def _inputs(first: Part) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import ModelOutput, Seq2SeqLMOutput
 from t2n_hf.errors import ConfigError
 from t2n_hf.tract.encoder_decoder import Encoded, EncoderDecoder
 from t2n_hf.tract.loading import export_folder, generation_config_of, manifest_of
-from t2n_hf.tract.pipelines import open_pipeline
+from t2n_hf.tract.pipelines import open_encoder_decoder
 
 __all__ = ["TractEncoderOutput", "TractModelForSeq2SeqLM"]
 
@@ -98,7 +98,7 @@ class TractModelForSeq2SeqLM(GenerationMixin):
             )
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         archives = {name: folder / archive for name, archive in manifest.archives.items()}
-        pipeline = open_pipeline(archives, timeout_s=timeout_s)
+        pipeline = open_encoder_decoder(archives, timeout_s=timeout_s)
         try:
             return cls(pipeline, config, generation_config_of(folder, config), max_context=manifest.max_context)
         except BaseException:
@@ -130,6 +130,7 @@ class TractModelForSeq2SeqLM(GenerationMixin):
         decoder_input_ids: torch.Tensor | None = None,
         encoder_outputs: TractEncoderOutput | None = None,
         use_cache: bool | None = None,
+        *,
         pixel_values: torch.Tensor | None = None,
         input_features: torch.Tensor | None = None,
         input_values: torch.Tensor | None = None,
@@ -138,15 +139,17 @@ class TractModelForSeq2SeqLM(GenerationMixin):
         """Logits after the whole `decoder_input_ids` [B, T] i64: of the last position, [B, 1, V].
 
         `encoder_outputs` is what `get_encoder()` gave; without it the encoder runs on `input_ids` [B, E], or the image
-        or sound that it takes, and `attention_mask`. Positions that agree with what the worker has seen are computed again
-        only without `use_cache`.
+        or sound that it takes, and `attention_mask`. Positions that agree with what the worker has seen are not
+        computed again, unless `use_cache` is off.
 
         Raises ConfigError for tokens that the model lacks, or more of them than the archive was exported for.
         """
         if decoder_input_ids is None:
             raise ConfigError("decoder_input_ids are missing: the decoder needs one token per sequence at the least")
         if encoder_outputs is None:
-            encoder_outputs = self._encoder(input_ids, attention_mask, pixel_values, input_features, input_values)
+            images = {"pixel_values": pixel_values}
+            sounds = {"input_features": input_features, "input_values": input_values}
+            encoder_outputs = self._encoder(input_ids, attention_mask, **images, **sounds)
         if encoder_outputs.encoded is None or encoder_outputs.rows is None:
             raise ConfigError("encoder_outputs are not of this model's encoder: take what get_encoder() gives")
         self._check(decoder_input_ids)

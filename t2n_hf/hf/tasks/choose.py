@@ -8,6 +8,7 @@ from t2n_hf.errors import ConfigError
 from t2n_hf.hf.tasks.causal import CausalOptions, causal_interface
 from t2n_hf.hf.tasks.encoder import encoder_interface
 from t2n_hf.hf.tasks.encoder_decoder import encoder_decoder_pipeline
+from t2n_hf.hf.tasks.multimodal import multimodal_pipeline, reads_more_than_text
 from t2n_hf.hf.tasks.pipeline import ONE_GRAPH, Pipeline
 from t2n_hf.hf.tasks.settings import context_of
 from t2n_hf.hf.tasks.table import task_named, task_of_class
@@ -50,6 +51,8 @@ def pipeline_of(
         raise ConfigError(f"batch and mask are for text-generation; an export for {found.name} takes both in any case")
     if model.config.is_encoder_decoder and model.can_generate() and found.name != "feature-extraction":
         return encoder_decoder_pipeline(model, found, numbers, all_logits=all_logits, max_context=context)
+    if found.generates and reads_more_than_text(model):
+        return multimodal_pipeline(model, found, numbers, all_logits=all_logits, max_context=context)
     if all_logits:
         raise ConfigError(f"all_logits is for models that generate; task {found.name} has no choice of positions")
     return Pipeline(task=found.name, parts={ONE_GRAPH: encoder_interface(model, found, max_context=context)})

@@ -50,7 +50,8 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
 
 def usable_context(model: PreTrainedModel) -> int | None:
     """Number of positions that the model was made for, or None when it has no bound."""
-    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    text = model.config.get_text_config(decoder=True)
+    positions = getattr(text, "max_position_embeddings", None) or getattr(text, "max_target_positions", None)
     if not isinstance(positions, int) or positions <= 0:
         return None
     # The RoBERTa family counts its positions from padding_idx + 1.

@@ -38,6 +38,7 @@ TASKS: Final = {
         Task(name="text2text-generation", autos=("AutoModelForSeq2SeqLM",), generates=True),
         Task(name="automatic-speech-recognition", autos=("AutoModelForSpeechSeq2Seq", "AutoModelForCTC")),
         Task(name="image-text-to-text", autos=("AutoModelForImageTextToText",), generates=True),
+        Task(name="audio-text-to-text", autos=("AutoModelForMultimodalLM", "AutoModelForSeq2SeqLM"), generates=True),
         Task(
             name="text-generation",
             autos=("AutoModelForCausalLM",),
@@ -130,7 +131,9 @@ def task_of_class(class_name: str, config: PreTrainedConfig) -> str:
         return "text-generation"
     for task in TASKS.values():
         if any(_knows(auto, class_name) for auto in task.autos):
-            return task.name
+            # transformers lists language models that listen among those of text to text.
+            listens = task.name == "text2text-generation" and not config.is_encoder_decoder
+            return "audio-text-to-text" if listens else task.name
     for task in TASKS.values():
         if class_name.endswith(task.endings):
             return task.name

@@ -1,0 +1,114 @@
+"""A language model that reads images or sounds, in tract: three archives, and the positions seen so far."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final, final
+
+import numpy as np
+
+from t2n_hf.errors import ConfigError
+from t2n_hf.tract.encoder_decoder import Encoded
+from t2n_hf.tract.runner import TractRunner
+
+__all__ = ["Multimodal"]
+
+_IDS: Final = "input_ids"
+_EMBEDDINGS: Final = "inputs_embeds"
+_IN: Final = "in_cache_"
+_OUT: Final = "out_cache_"
+_AXIS: Final = 2
+
+
+@final
+class Multimodal:
+    """Runs the archives that make features, embed and decode. A context manager; closing it ends the workers.
+
+    Args:
+        encoder: an image or a sound to features [F, width].
+        embedding: tokens and features to embeddings [1, S, width].
+        decoder: embeddings to logits, with caches.
+        placeholder: the token that stands for one feature.
+
+    Raises ConfigError for archives that do not fit together.
+    """
+
+    def __init__(self, encoder: TractRunner, embedding: TractRunner, decoder: TractRunner, placeholder: int) -> None:
+        self.encoder = encoder
+        self.embedding = embedding
+        self.decoder = decoder
+        self.placeholder = placeholder
+        (self._features,) = encoder.outputs
+        if self._features not in embedding.inputs or _EMBEDDINGS not in decoder.inputs:
+            raise ConfigError(
+                f"{embedding.archive} takes {', '.join(embedding.inputs)}; expected {self._features}, which "
+                f"{encoder.archive} gives, and a decoder that takes {_EMBEDDINGS}"
+            )
+        self._feedback = {name: name.replace(_OUT, _IN, 1) for name in decoder.outputs if name.startswith(_OUT)}
+        self._encoded: Encoded | None = None
+        self._seen = np.zeros(0, np.int64)
+
+    def encode(self, inputs: Mapping[str, np.ndarray]) -> Encoded:
+        """Make features of images or sounds [I, ...], one after the other. Raises TractError."""
+        ((name, values),) = inputs.items()
+        each = [self.encoder.run({name: values[at : at + 1]})[self._features] for at in range(len(values))]
+        features = np.concatenate(each)
+        return Encoded(states=features, held={self._features: features})
+
+    def nothing(self) -> Encoded:
+        """What stands for no image at all."""
+        spec = self.embedding.inputs[self._features]
+        empty = np.zeros((0, int(spec.shape[-1])), spec.dtype)
+        return Encoded(states=empty, held={self._features: empty})
+
+    def logits(self, encoded: Encoded, tokens: np.ndarray) -> np.ndarray:
+        """Logits after `tokens` [1, T] i64, of the last position [1, 1, V] (of each new one, in an archive of all).
+
+        Positions that the worker has seen with these features are not computed again. Raises ConfigError when
+        placeholders and features differ in number.
+        """
+        features = encoded.held[self._features]
+        stands = tokens[0] == self.placeholder
+        if int(stands.sum()) != len(features):
+            raise ConfigError(
+                f"{int(stands.sum())} placeholders (token {self.placeholder}) for {len(features)} features; the "
+                "processor of the model writes as many as an image has"
+            )
+        kept = self._reuse(encoded, tokens[0])
+        self._seen = self._seen[:0]  # while the workers are at it: an error leaves them in a state that nobody knows
+        new = {_IDS: np.ascontiguousarray(tokens[:, kept:]), self._features: features[int(stands[:kept].sum()) :]}
+        embeddings = self.embedding.run(new)[_EMBEDDINGS]
+        result = self.decoder.step({_EMBEDDINGS: embeddings}, self._feedback)
+        self._seen, self._encoded = tokens[0].copy(), encoded
+        return next(value for name, value in result.items() if name not in self._feedback)
+
+    def _reuse(self, encoded: Encoded, tokens: np.ndarray) -> int:
+        most = min(len(self._seen), len(tokens) - 1)
+        different = np.flatnonzero(self._seen[:most] != tokens[:most])
+        kept = int(different[0]) if different.size else most
+        if encoded is not self._encoded:
+            # What stands before the first placeholder is the same with any image.
+            first = np.flatnonzero(tokens == self.placeholder)
+            kept = min(kept, int(first[0])) if first.size else kept
+        if kept == 0:
+            self.decoder.reset()
+        elif kept < len(self._seen):
+            self.decoder.crop(self._feedback.values(), axis=_AXIS, length=kept)
+        return kept
+
+    def reset(self) -> None:
+        """Forget the tokens: the next call computes all of them."""
+        self._seen = self._seen[:0]
+        self.decoder.reset()
+
+    def close(self) -> None:
+        """End the workers."""
+        for runner in (self.encoder, self.embedding, self.decoder):
+            runner.close()
+
+    def __enter__(self) -> "Multimodal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
