@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from benchmarks import quality
+from benchmarks import export_scale, quality
 from benchmarks.export_rows import rows_of
 from benchmarks.process import Run, alternate, json_of, median, run
 from benchmarks.table import write_page
@@ -35,7 +35,7 @@ BF16 = CACHE / "SmolLM2-135M-Instruct-bf16"
 MINILM = CACHE / "all-MiniLM-L6-v2"
 OUT = ROOT / "bench-out"
 FAST_ROWS = 32
-PARTS = ("export", "archive", "quality", "torch")
+PARTS = ("export", "archive", "quality", "torch", "depth", "size", "zoo")
 FORMATS = {"f32": [], "q4_0": ["--weights", "q4_0", "--embeddings", "q4_0"], "f16": ["--dtype", "f16"]}
 
 
@@ -89,7 +89,8 @@ def bench_export(results: dict, runs: int, kinds: Sequence[str]) -> None:
             side: {field: median(rows, field) for field in ("wall_s", "cpu_s", "peak_rss_bytes")}
             for side, rows in timed.items()
         }
-    results["export f16"] = {"ours": vars(export_ours("f16"))}
+    half = export_ours("f16")
+    results["export f16"] = {"ours": {field: getattr(half, field) for field in ("wall_s", "cpu_s", "peak_rss_bytes")}}
 
 
 def bench_archive(results: dict, runs: int) -> None:
@@ -213,6 +214,9 @@ def main() -> int:
         "archive": lambda: bench_archive(results, arguments.runs),
         "quality": lambda: bench_quality(results),
         "torch": lambda: bench_torch(results, arguments.runs),
+        "depth": lambda: export_scale.depth(results, arguments.runs),
+        "size": lambda: export_scale.size(results, arguments.runs, OUT),
+        "zoo": lambda: export_scale.zoo(results, OUT, baseline_python()),
     }
     for part in arguments.parts:
         print(f"measuring {part} ...", file=sys.stderr)

@@ -16,6 +16,11 @@ class Run:
     wall_s: float
     cpu_s: float
     peak_rss_bytes: int
+    output: str = ""
+
+    def last_json(self) -> dict:
+        """The JSON object that the last line of its output is."""
+        return json.loads(self.output.strip().splitlines()[-1])
 
 
 def run(command: Sequence[str], env: dict[str, str] | None = None) -> Run:
@@ -31,7 +36,7 @@ def run(command: Sequence[str], env: dict[str, str] | None = None) -> Run:
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {child.returncode}:\n{output[-4000:]}")
-    return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+    return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, output)
 
 
 def alternate(commands: dict[str, Callable[[], Run]], runs: int) -> dict[str, list[Run]]:
