@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import sympy
+import torch
 from torch import fx
 
 from t2n_hf.errors import EmitError
