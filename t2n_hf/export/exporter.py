@@ -11,7 +11,7 @@ from torch import nn
 
 from t2n_hf.atomic import check_replaceable, staged_folder
 from t2n_hf.dtypes import dtype_named
-from t2n_hf.errors import ConfigError, OutputExistsError
+from t2n_hf.errors import CaptureError, ConfigError, OutputExistsError
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.export.formats import is_transformers_model
 from t2n_hf.export.graph import make_graph
@@ -19,6 +19,7 @@ from t2n_hf.export.module_interface import module_interface
 from t2n_hf.export.origin import Origin, load, origin_of
 from t2n_hf.export.package import write_archives, write_card, write_manifest, write_side_files
 from t2n_hf.export.parts import Part
+from t2n_hf.export.reference import bounds_of
 from t2n_hf.export.report import ExportReport, Stopwatch, peak_rss_bytes
 from t2n_hf.export.verify import Verdict, verify_parts
 from t2n_hf.export.weights import total_by_format
@@ -225,6 +226,7 @@ def _export(job: _Job, watch: Stopwatch) -> ExportReport:
             )
             for name, interface in pipeline.parts.items()
         ]
+        _refuse_fixed_parts(parts)
     with staged_folder(job.target, overwrite=config.overwrite, marker=MANIFEST_NAME) as staging:
         with watch.phase("write"):
             files = write_archives(staging, config, parts, job.on_progress)
@@ -238,6 +240,21 @@ def _export(job: _Job, watch: Stopwatch) -> ExportReport:
             )
             write_card(staging, manifest, job.origin)
     return _report(job, config, parts, verdict, watch)
+
+
+def _refuse_fixed_parts(parts: Sequence[Part]) -> None:
+    """Refuse parts that the capture could only take at the lengths of their examples: they would not meet."""
+    fixed = [
+        part.name
+        for part in parts
+        if len(parts) > 1 and bounds_of(part.interface.dynamic_shapes) and not part.graph.symbols
+    ]
+    if fixed:
+        owner = type(parts[-1].interface.weight_owner).__name__
+        raise CaptureError(
+            f"{', '.join(fixed)} of {owner} can be captured at the lengths of one example only, and the parts of a "
+            "model meet at any length; capture='whole' says what stands in the way"
+        )
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype:
