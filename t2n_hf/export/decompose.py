@@ -1,11 +1,12 @@
 """Operators that have no emitter, written as the ones that torch itself says they are made of."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 from torch._decomp import decomposition_table
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -30,7 +31,7 @@ def decompose_unknown(captured: CapturedGraph, known: Container[Any]) -> None:
 
 
 def _has_decomposition(target: Any) -> bool:  # noqa: ANN401 - what a node calls
-    return isinstance(target, torch._ops.OpOverload) and (target in decomposition_table or target._can_decompose())
+    return isinstance(target, torch._ops.OpOverload) and (target in decomposition_table or _is_composite(target))
 
 
 def _replace(graph: fx.Graph, node: fx.Node, known: Container[Any], instead: dict[fx.Node, fx.Node]) -> None:
@@ -67,29 +68,49 @@ def _traced(node: fx.Node, sources: list[fx.Node], known: Container[Any]) -> fx.
         return None
     mode = fakes[0].fake_mode  # type: ignore[attr-defined]
     table = {op: rule for op, rule in decomposition_table.items() if op not in known}
+    # What torch itself calls keeps operators whole that the rules of the table take apart (Fourier transforms).
+    whole = {op: rule for op, rule in table.items() if not _is_composite(op)}
+    attempts = [(node.target.decompose, whole)] if _is_composite(node.target) else []  # type: ignore[union-attr]
+    attempts += [(table[node.target], table)] if node.target in table else []
+    for rule, rules in attempts:
+        graph = _tried(node, rule, rules, dict(zip(sources, values, strict=True)), mode)
+        if graph is not None and all(_is_known(inner, known) for inner in graph.nodes):
+            return graph
+    return None
+
+
+def _is_composite(target: Any) -> bool:  # noqa: ANN401 - what a rule is for
+    return isinstance(target, torch._ops.OpOverload) and target._can_decompose()
+
+
+def _tried(
+    node: fx.Node,
+    rule: Callable[..., Any],
+    rules: Mapping[Any, Any],
+    values: Mapping[fx.Node, Any],
+    mode: FakeTensorMode,
+) -> fx.Graph | None:
+    """The graph of one rule, in which further `rules` are followed; None when it fixes a length."""
 
     def call(*given: Any) -> Any:  # noqa: ANN401 - fake tensors and symbols
-        by_source = dict(zip(sources, given, strict=True))
+        by_source = dict(zip(values, given, strict=True))
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), by_source.__getitem__)
-        return _rule(node.target)(*args, **kwargs)
+        return rule(*args, **kwargs)
 
     before = len(mode.shape_env.guards) if mode.shape_env is not None else 0
     try:
         with mode, torch.no_grad():
-            graph = make_fx(call, decomposition_table=table)(*values).graph
+            graph = make_fx(call, decomposition_table=rules)(*values.values()).graph
     except Exception:  # noqa: BLE001 - whatever it is, the operator is then reported as missing
         return None
     if mode.shape_env is not None and len(mode.shape_env.guards) > before:
         return None
     graph.eliminate_dead_code()
-    calls = [inner for inner in graph.nodes if inner.op not in ("placeholder", "output")]
-    return graph if all(_is_known(inner, known) for inner in calls) else None
-
-
-def _rule(target: Any) -> Callable[..., Any]:  # noqa: ANN401 - an overload
-    return decomposition_table.get(target, target.decompose)
+    return graph
 
 
 def _is_known(node: fx.Node, known: Container[Any]) -> bool:
+    if node.op in ("placeholder", "output"):
+        return True
     number = isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat | int | float | bool)
     return node.op == "call_function" and (number or node.target in known)

@@ -9,10 +9,12 @@ from t2n_hf.ops import (
     attention,
     channel_normalization,
     comparison,
+    complex,
     convolution,
     creation,
     cumulative,
     einsum,
+    fourier,
     grid,
     indexing,
     matmul,
@@ -33,17 +35,25 @@ from t2n_hf.ops import (
     strided,
     unary,
 )
+from t2n_hf.ops.emit import Emit
+from t2n_hf.ops.table import EMITTERS
+from t2n_hf.ops.value import Value
 
 __all__ = [
+    "EMITTERS",
+    "Emit",
+    "Value",
     "activation",
     "arithmetic",
     "attention",
     "channel_normalization",
     "comparison",
+    "complex",
     "convolution",
     "creation",
     "cumulative",
     "einsum",
+    "fourier",
     "grid",
     "indexing",
     "matmul",

@@ -15,8 +15,8 @@ from t2n_hf.nnef.names import Namer
 from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.builder import Builder
 from t2n_hf.ops.dims import Shape, length_of, same
-from t2n_hf.ops.table import EmitterTable
-from t2n_hf.ops.value import Value, is_number
+from t2n_hf.ops.table import COMPLEX_EMITTERS, Emitter, EmitterTable
+from t2n_hf.ops.value import ComplexValue, Value, is_number
 
 __all__ = ["Emit", "EmitOptions", "module_of", "python_name", "source_line"]
 
@@ -89,7 +89,9 @@ class Emit(Builder):
         return tuple(length_of(length, self._symbols) for length in value.shape)
 
     def float_type(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype that stands for `dtype` in the archive."""
+        """The dtype that stands for `dtype` in the archive; of complex numbers that of their parts."""
+        if dtype.is_complex:
+            return torch.float64 if dtype is torch.complex128 else torch.float32
         return self.options.float_dtype if dtype is torch.bfloat16 else dtype
 
     def refuse(self, why: str) -> EmitError:
@@ -117,10 +119,19 @@ class Emit(Builder):
         start = len(self.body)
         self._tensor_of_number(node)
         args, kwargs = self.operand(node.args), self.operand(node.kwargs)
+        if _is_complex(args, kwargs, result):
+            emitter = self._complex_emitter(node)
         self.env[node] = self._checked(emitter(self, *args, **kwargs), result)
         if node in self.final_names:
+            self._refuse_complex(self.env[node], self.final_names[node])
             self.env[node] = self._renamed(self.env[node], self.final_names[node], start)
         self._node, self.base, self.site = outer
+
+    def _complex_emitter(self, node: fx.Node) -> Emitter:
+        emitter = COMPLEX_EMITTERS.get(node.target)
+        if emitter is None:
+            raise self.refuse("it has no form for complex numbers; compute with their real and imaginary parts")
+        return emitter
 
     def _tensor_of_number(self, node: fx.Node) -> None:
         """Constants of rank 0 are numbers to operators of several tensors; a function of one gets a tensor."""
@@ -131,8 +142,13 @@ class Emit(Builder):
     def write_outputs(self, outputs: Iterable[tuple[fx.Node, str]]) -> None:
         """Give every output its name: those that are inputs, or have several names, are copied."""
         for node, name in outputs:
+            self._refuse_complex(self.env[node], name)
             if self.env[node].name.text != name:
                 self.copy(self.env[node], name)
+
+    def _refuse_complex(self, value: Any, name: str) -> None:  # noqa: ANN401 - a result
+        if isinstance(value, ComplexValue):
+            raise EmitError(f"{name} is complex, and an archive has no complex numbers; give view_as_real() of it")
 
     def operand(self, arg: Any) -> Any:  # noqa: ANN401 - an argument of a node
         """An argument of a node as emitters see it."""
@@ -163,6 +179,8 @@ class Emit(Builder):
             if not isinstance(written, list | tuple) or len(written) != len(expected):
                 raise self.refuse("its emitter gave another number of results than torch")
             return [self._checked(value, fake) for value, fake in zip(written, expected, strict=True)]
+        if isinstance(written, ComplexValue) and expected.dtype.is_complex:
+            return ComplexValue(self._checked(written.real, expected), self._checked(written.imag, expected))
         if written is None or not isinstance(written, Value):
             return written
         shape, dtype = self.shape_of(expected), self.float_type(expected.dtype)
@@ -191,6 +209,18 @@ class Emit(Builder):
         """Write the same tensor under a reserved name."""
         self.body.append(Assign((name,), "copy", (self._argument(value),), {}))
         return replace(value, name=Name(name), block=None)
+
+
+def _is_complex(*items: Any) -> bool:  # noqa: ANN401 - arguments of a call, and what torch says of its result
+    """Whether complex numbers are among them."""
+    for item in items:
+        if isinstance(item, complex | ComplexValue) or (isinstance(item, torch.Tensor) and item.dtype.is_complex):
+            return True
+        if isinstance(item, list | tuple) and _is_complex(*item):
+            return True
+        if isinstance(item, dict) and _is_complex(*item.values()):
+            return True
+    return False
 
 
 def _first(value: Any) -> torch.Tensor:  # noqa: ANN401 - a tensor, or a list of them

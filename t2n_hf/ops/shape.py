@@ -68,7 +68,7 @@ def expand(emit: Emit, x: Value | Number, *_: object, **__: object) -> Value:
 @_emits(_aten.broadcast_tensors.default)
 def broadcast_tensors(emit: Emit, tensors: list[Value]) -> list[Value]:
     """Tensors brought to one shape."""
-    return [emit.broadcast(x, emit.shape) for x in tensors]
+    return [emit.broadcast(emit.tensor(x, emit.dtype), emit.shape) for x in tensors]
 
 
 @_emits(_aten.meshgrid.indexing, _aten.meshgrid.default)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["EMITTERS", "Emitter", "EmitterTable"]
+__all__ = ["COMPLEX_EMITTERS", "EMITTERS", "Emitter", "EmitterTable", "place_of"]
 
 Emitter = Callable[..., Any]
 _F = TypeVar("_F", bound=Emitter)
@@ -37,7 +37,7 @@ class EmitterTable:
         """Register one emitter. Raises ValueError when the overload has one already."""
         known = self._emitters.get(overload)
         if known is not None and known is not emitter:
-            raise ValueError(f"{overload} has two emitters: {_place(known)} and {_place(emitter)}")
+            raise ValueError(f"{overload} has two emitters: {place_of(known)} and {place_of(emitter)}")
         self._emitters[overload] = emitter
 
     def get(self, overload: Any) -> Emitter | None:  # noqa: ANN401 - OpOverload, or a function of operator
@@ -62,8 +62,11 @@ class EmitterTable:
         return table
 
 
-def _place(emitter: Emitter) -> str:
+def place_of(emitter: Emitter) -> str:
+    """Where an emitter is defined: `module.name`."""
     return f"{emitter.__module__}.{emitter.__qualname__}"
 
 
 EMITTERS = EmitterTable()
+# For calls that take or give complex numbers.
+COMPLEX_EMITTERS = EmitterTable()

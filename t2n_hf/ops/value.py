@@ -1,7 +1,8 @@
 """What emitters work with: values of the graph that is written, and numbers."""
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -10,7 +11,7 @@ from t2n_hf.dtypes import dtype_of
 from t2n_hf.nnef.ir import Name
 from t2n_hf.ops.dims import Shape
 
-__all__ = ["Number", "Operand", "Value", "is_number", "tract_dtype"]
+__all__ = ["ComplexValue", "Number", "Operand", "Value", "is_number", "renamed", "tensors_in", "tract_dtype"]
 
 Number: TypeAlias = bool | int | float | sympy.Expr
 
@@ -35,6 +36,29 @@ class Value:
         return len(self.shape)
 
 
+@dataclass(frozen=True)
+class ComplexValue:
+    """A tensor of complex numbers, as two tensors of one shape: tract has no complex numbers."""
+
+    real: Value
+    imag: Value
+
+    @property
+    def shape(self) -> Shape:
+        """Length of each axis."""
+        return self.real.shape
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return self.real.rank
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of both tensors."""
+        return self.real.dtype
+
+
 Operand: TypeAlias = Value | Number
 
 
@@ -46,3 +70,18 @@ def is_number(operand: object) -> bool:
 def tract_dtype(dtype: torch.dtype) -> str:
     """Name of a dtype in tract. bfloat16 has none: the graph is captured with another float type."""
     return dtype_of(dtype).name
+
+
+def tensors_in(operand: object) -> tuple[Value, ...]:
+    """The tensors that an operand is written as: none for a number, two for complex numbers."""
+    if isinstance(operand, ComplexValue):
+        return (operand.real, operand.imag)
+    return (operand,) if isinstance(operand, Value) else ()
+
+
+def renamed(operand: Any, names: Sequence[str]) -> Any:  # noqa: ANN401 - an operand of any kind, and one of the same kind
+    """The same operand whose tensors have other names, one for each of `tensors_in`."""
+    if isinstance(operand, ComplexValue):
+        real, imag = names
+        return ComplexValue(replace(operand.real, name=Name(real)), replace(operand.imag, name=Name(imag)))
+    return replace(operand, name=Name(names[0])) if isinstance(operand, Value) else operand
