@@ -6,6 +6,7 @@ import torch
 
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.table import EMITTERS
+from t2n_hf.ops.unary import log_one_plus
 from t2n_hf.ops.value import Operand, Value
 
 __all__ = ["softmax_over"]
@@ -88,7 +89,7 @@ def softplus(emit: Emit, x: Value, beta: float = 1, threshold: float = 20) -> Va
     scaled = emit.binary("mul", x, beta, x.dtype)
     size = emit.unary("abs", scaled)
     # log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), which never overflows
-    tail = emit.unary("log", emit.binary("add", emit.unary("exp", emit.unary("neg", size)), 1, x.dtype))
+    tail = log_one_plus(emit, emit.unary("exp", emit.unary("neg", size)))
     total = emit.binary("add", emit.binary("max", scaled, 0, x.dtype), tail, x.dtype)
     curve = emit.binary("mul", total, 1 / beta, x.dtype)
     return emit.select(emit.binary("gt", scaled, threshold, x.dtype, torch.bool), x, curve, x.dtype)
@@ -98,7 +99,7 @@ def softplus(emit: Emit, x: Value, beta: float = 1, threshold: float = 20) -> Va
 def log_sigmoid(emit: Emit, x: Value) -> Value:
     """log(sigmoid(x))."""
     size = emit.unary("neg", emit.unary("abs", x))
-    tail = emit.unary("log", emit.binary("add", emit.unary("exp", size), 1, x.dtype))
+    tail = log_one_plus(emit, emit.unary("exp", size))
     return emit.binary("sub", emit.binary("min", x, 0, x.dtype), tail, x.dtype)
 
 

@@ -9,7 +9,7 @@ from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.table import EMITTERS
 from t2n_hf.ops.value import Value
 
-__all__: list[str] = []
+__all__ = ["log_one_plus"]
 
 _aten = torch.ops.aten
 _emits = EMITTERS.emits
@@ -97,12 +97,19 @@ def log10(emit: Emit, x: Value) -> Value:
 
 @_emits(_aten.log1p.default)
 def log1p(emit: Emit, x: Value) -> Value:
-    """Logarithm of 1 + x; near 0 by its series, where 1 + x would lose x."""
+    """Logarithm of 1 + x."""
     x = emit.cast(x, emit.dtype)
-    far = emit.unary("log", emit.binary("add", x, 1, x.dtype))
-    near = emit.binary("mul", x, emit.binary("sub", 1, emit.binary("mul", x, 0.5, x.dtype), x.dtype), x.dtype)
-    small = emit.binary("gt", 1e-3, emit.unary("abs", x), x.dtype, torch.bool)
-    return emit.select(small, near, far, x.dtype)
+    large = emit.binary("gt", x, 1, x.dtype, torch.bool)
+    return emit.select(large, emit.unary("log", emit.binary("add", x, 1, x.dtype)), log_one_plus(emit, x), x.dtype)
+
+
+def log_one_plus(emit: Emit, x: Value) -> Value:
+    """log(1 + x) of floats from -1 to 1, as exact as `log` is: what 1 + x loses of x is made up for by a factor."""
+    above = emit.binary("add", x, 1, x.dtype)
+    kept = emit.binary("sub", above, 1, x.dtype)
+    factor = emit.binary("div", emit.unary("log", above), kept, x.dtype)
+    lost = emit.binary("eq", kept, 0, x.dtype, torch.bool)
+    return emit.select(lost, x, emit.binary("mul", x, factor, x.dtype), x.dtype)
 
 
 @_emits(_aten.expm1.default)
