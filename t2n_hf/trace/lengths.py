@@ -7,6 +7,7 @@ conditions are tried at many lengths of the range, and one that fails refuses th
 """
 
 import itertools
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,11 +134,25 @@ def _fact(line: str) -> Callable[[Mapping[str, int]], bool] | None:
     left, right = (_expression(side) for side in (found[1], found[3]))
     compare = _COMPARISONS[found[2]]
 
+    names = {str(symbol) for symbol in left.free_symbols | right.free_symbols}
+
     def holds(lengths: Mapping[str, int]) -> bool:
-        known = {symbol: lengths.get(str(symbol)) for symbol in left.free_symbols | right.free_symbols}
-        return None in known.values() or compare(int(left.subs(known)), int(right.subs(known)))
+        return not names <= set(lengths) or compare(_at(left, lengths), _at(right, lengths))
 
     return holds
+
+
+def _at(expression: sympy.Expr, lengths: Mapping[str, int]) -> int:
+    """The value at these lengths. Sums and products are most of what there is, and sympy is slow at substituting."""
+    if expression.is_Symbol:
+        return lengths[str(expression)]
+    if expression.is_Integer:
+        return int(expression)
+    if expression.is_Add:
+        return sum(_at(part, lengths) for part in expression.args)
+    if expression.is_Mul and all(part.is_integer for part in expression.args):
+        return math.prod(_at(part, lengths) for part in expression.args)
+    return int(expression.subs(dict(lengths)))
 
 
 def _environment(values: Sequence[Any]) -> Any:  # noqa: ANN401 - torch's ShapeEnv
@@ -185,7 +200,7 @@ def _broken(condition: Any, lengths: Mapping[str, int], example: Mapping[str, in
     traced = ", ".join(f"{name}={example[name]}" for name in lengths)
     return (
         f"the graph captured at {traced} does not hold at {at}: there `{condition}` is false, and the module takes "
-        "another way. Give the Dim a range (min, max) within which it takes one way (max_context, for a model of text), "
+        "another way. Give the Dim a range (min, max) within which it takes one way (max_context for a model of text), "
         "or capture at another length"
     )
 
