@@ -119,8 +119,9 @@ class Emit(Builder):
         start = len(self.body)
         self._tensor_of_number(node)
         args, kwargs = self.operand(node.args), self.operand(node.kwargs)
-        if _is_complex(args, kwargs, result):
-            emitter = self._complex_emitter(node)
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
+            # A layer, and what takes one of several results, hand on whatever they are given.
+            emitter = self._complex_emitter(node) if _is_complex(args, kwargs, result) else emitter
         self.env[node] = self._checked(emitter(self, *args, **kwargs), result)
         if node in self.final_names:
             self._refuse_complex(self.env[node], self.final_names[node])
