@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from t2n_hf.errors import CaptureError, ConfigError, T2NError
+from t2n_hf.trace.alike import inputs_restored
 from t2n_hf.trace.call_names import layer_calls_named
 from t2n_hf.trace.capture_dispatch import capture_by_dispatch
 from t2n_hf.trace.captured import Captured
@@ -132,7 +133,7 @@ def _export(flat: FlatInterface, asserts: tuple[str, ...]) -> torch.export.Expor
     try:
         with warnings.catch_warnings(), RecurrentLayersKept():
             warnings.filterwarnings("ignore", _RECURRENT_LISTS)
-            return export_with_lengths(flat.module, flat.tensors, flat.dims, asserts)
+            return export_with_lengths(flat.module, *flat.firsts, asserts)
     except (T2NError, PieceError):
         raise
     except Exception as error:
@@ -166,6 +167,7 @@ def _read_export(exported: torch.export.ExportedProgram, interface: Interface, f
             weights[node] = weight_name(name)
         else:
             constants[node], names[node] = values[name], weight_name(name)
+    inputs = inputs_restored(graph, inputs, flat.groups)
     refuse_kept_writes(graph, {**weights, **names})
     results = next(node for node in graph.nodes if node.op == "output").args[0]
     return Captured(

@@ -57,8 +57,9 @@ class _Swap:
     def _stand_in(self, tensor: torch.Tensor, *, is_parameter: bool) -> torch.Tensor:
         if id(tensor) not in self.stand_ins:
             dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
-            with self.mode:
-                fake = torch.empty(tuple(tensor.shape), dtype=dtype)
+            # The same as torch.empty under the mode, without its ways through the dispatcher: models have many weights.
+            meta = torch.empty(tuple(tensor.shape), dtype=dtype, device="meta")
+            fake: torch.Tensor = FakeTensor(self.mode, meta, torch.device("cpu"))
             self.stand_ins[id(tensor)] = nn.Parameter(fake, requires_grad=False) if is_parameter else fake
         return self.stand_ins[id(tensor)]
 

@@ -10,6 +10,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from t2n_hf.errors import CaptureError, ConfigError
+from t2n_hf.trace.alike import groups_of, spread
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.swap import buffers_watched
 
@@ -25,20 +26,31 @@ def dim_name(entry: object) -> str | None:
 class FlatModule(nn.Module):
     """The module of an interface, called with a list of tensors and returning a tuple of tensors.
 
-    Lengths that share a named Dim are compared before the module runs: the tracer then knows one symbol for all of
-    them, not one for each input.
+    Called with fewer tensors, it makes the others: they are like the first of their group. Lengths that share a named
+    Dim are compared before the module runs: the tracer then knows one symbol for all of them, not one for each input.
     """
 
-    def __init__(self, interface: Interface, spec: Any, constants: dict[int, Any], dims: list[Any]) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        interface: Interface,
+        spec: Any,  # noqa: ANN401 - of pytree
+        constants: dict[int, Any],
+        dims: list[Any],
+        groups: list[list[int]],
+    ) -> None:
         super().__init__()
         self.module = interface.module
         self._spec = spec
         self._constants = constants
-        self._shared = _shared_dims(dims)
+        self._groups = groups
+        self._shared = _shared_dims({group[0]: dims[group[0]] for group in groups})
+        self._count = len(dims)
         self._expected = len(interface.output_names)
 
     def forward(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Run the module."""
+        if len(tensors) != self._count:
+            tensors = spread(tensors, self._groups)
         for places in self._shared:
             (first, axis), *others = places
             for other, other_axis in others:
@@ -61,9 +73,9 @@ class FlatModule(nn.Module):
         return tuple(results)
 
 
-def _shared_dims(dims: list[Any]) -> list[list[tuple[int, int]]]:
+def _shared_dims(dims: Mapping[int, Any]) -> list[list[tuple[int, int]]]:
     places: dict[str, list[tuple[int, int]]] = {}
-    for tensor, entry in enumerate(dims):
+    for tensor, entry in dims.items():
         for axis, dim in entry.items():
             name = dim_name(dim)
             if name is not None:
@@ -73,11 +85,18 @@ def _shared_dims(dims: list[Any]) -> list[list[tuple[int, int]]]:
 
 @dataclass(frozen=True)
 class FlatInterface:
-    """`module(tensors)` with the dynamic lengths of each tensor as {axis: Dim}."""
+    """`module(tensors)` with the dynamic lengths of each tensor as {axis: Dim}; `groups` of tensors that are alike."""
 
     module: FlatModule
     tensors: list[torch.Tensor]
     dims: list[dict[int, Any]]
+    groups: list[list[int]]
+
+    @property
+    def firsts(self) -> tuple[list[torch.Tensor], list[dict[int, Any]]]:
+        """Tensors and dims of the first of each group: the module runs with these as well."""
+        numbers = [group[0] for group in self.groups]
+        return [self.tensors[number] for number in numbers], [self.dims[number] for number in numbers]
 
 
 def flatten_interface(interface: Interface, dtype: torch.dtype) -> FlatInterface:
@@ -97,7 +116,8 @@ def flatten_interface(interface: Interface, dtype: torch.dtype) -> FlatInterface
             constants[at] = leaf
     if len(tensors) != len(interface.input_names):
         raise ConfigError(f"the example has {len(tensors)} tensors, input_names has {len(interface.input_names)} names")
-    return FlatInterface(FlatModule(interface, spec, constants, dims), tensors, dims)
+    groups = groups_of(tensors, dims)
+    return FlatInterface(FlatModule(interface, spec, constants, dims, groups), tensors, dims, groups)
 
 
 def _flat_entries(interface: Interface) -> list[Any]:

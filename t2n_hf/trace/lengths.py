@@ -152,7 +152,7 @@ def _at(expression: sympy.Expr, lengths: Mapping[str, int]) -> int:
         return sum(_at(part, lengths) for part in expression.args)
     if expression.is_Mul and all(part.is_integer for part in expression.args):
         return math.prod(_at(part, lengths) for part in expression.args)
-    return int(expression.subs(dict(lengths)))
+    return int(expression.subs({symbol: lengths[str(symbol)] for symbol in expression.free_symbols}))
 
 
 def _environment(values: Sequence[Any]) -> Any:  # noqa: ANN401 - torch's ShapeEnv
