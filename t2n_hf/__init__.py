@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from t2n_hf.hf.dispatch.outlook import plan_placement
     from t2n_hf.hf.quantize.checkpoint import quantize_checkpoint
     from t2n_hf.hub import pull_nnef_from_hub, push_nnef_to_hub
+    from t2n_hf.tract.image_text import TractModelForImageTextToText
     from t2n_hf.tract.model import TractModelForCausalLM
+    from t2n_hf.tract.seq2seq import TractModelForSeq2SeqLM
 
 __all__ = [
     "Importance",
     "T2NConfig",
     "TractModelForCausalLM",
+    "TractModelForImageTextToText",
+    "TractModelForSeq2SeqLM",
     "calibrate",
     "dispatch_model",
     "export_nnef",
@@ -41,6 +45,8 @@ __version__ = "0.1.0"
 _LATER: Final = {
     "Importance": "t2n_hf.hf.calibration.importance",
     "TractModelForCausalLM": "t2n_hf.tract.model",
+    "TractModelForImageTextToText": "t2n_hf.tract.image_text",
+    "TractModelForSeq2SeqLM": "t2n_hf.tract.seq2seq",
     "calibrate": "t2n_hf.hf.calibration.run",
     "dispatch_model": "t2n_hf.hf.dispatch.entry",
     "export_nnef": "t2n_hf.export",

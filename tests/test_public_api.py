@@ -15,6 +15,8 @@ PUBLIC = {
         "Importance",
         "T2NConfig",
         "TractModelForCausalLM",
+        "TractModelForImageTextToText",
+        "TractModelForSeq2SeqLM",
         "calibrate",
         "dispatch_model",
         "export_nnef",
@@ -86,7 +88,13 @@ PUBLIC = {
         "tree_spec_from_name",
         "type_as_str_with_info",
     },
-    "t2n_hf.testing": {"ModelConformance", "WeightFormatConformance"},
+    "t2n_hf.testing": {
+        "EmitterConformance",
+        "ModelConformance",
+        "RewriteConformance",
+        "SeamCase",
+        "WeightFormatConformance",
+    },
 }
 
 

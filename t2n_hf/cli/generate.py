@@ -15,8 +15,9 @@ from t2n_hf.cli.options import placement_options, progress_bar, quiet_unless_wat
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError
 from t2n_hf.hf.loading import check_checkpoint, checkpoint_folder, load_checkpoint
 from t2n_hf.hub import is_hub_id, pull_nnef_from_hub
-from t2n_hf.store.manifest import MANIFEST_NAME
+from t2n_hf.store.manifest import MANIFEST_NAME, ExportManifest
 from t2n_hf.tract.model import TractModelForCausalLM
+from t2n_hf.tract.seq2seq import TractModelForSeq2SeqLM
 
 __all__ = ["generate"]
 
@@ -64,7 +65,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if export is not None:
         tokenizer = _tokenizer(str(export), trust_remote_code=False)
-        with TractModelForCausalLM.from_pretrained(export) as loaded:
+        with _runner_of(export) as loaded:
             _run(loaded, tokenizer, _encode(tokenizer, text, chat=chat), {"max_new_tokens": max_new_tokens, **sampling})
         return
     if checkpoint_folder(model, revision) == Path(model):  # what lacks is told before a tokenizer is looked for
@@ -72,6 +73,20 @@ def generate(
     tokenizer = _tokenizer(model, **remote)
     inputs = _encode(tokenizer, text, chat=chat)
     _run(load_checkpoint(model, **loading, **remote), tokenizer, inputs, {"max_new_tokens": max_new_tokens, **sampling})
+
+
+def _runner_of(export: Path) -> TractModelForCausalLM | TractModelForSeq2SeqLM:
+    """Load an export that takes text. Raises ConfigError for one that takes images or sounds."""
+    manifest = ExportManifest.read(export)
+    if not manifest.parts:
+        return TractModelForCausalLM.from_pretrained(export)
+    first = manifest.parts[0]["inputs"][0]["name"]
+    if first != "input_ids" or set(manifest.archives) != {"encoder", "decoder"}:
+        raise ConfigError(
+            f"{export} takes {first}, not a text alone: use TractModelForSeq2SeqLM (an encoder and a decoder) or "
+            "TractModelForImageTextToText in Python, with the processor of the model"
+        )
+    return TractModelForSeq2SeqLM.from_pretrained(export)
 
 
 def _export_folder(model: str, revision: str | None) -> Path | None:
@@ -116,11 +131,12 @@ def _encode(tokenizer: Any, text: str, *, chat: bool) -> Any:  # noqa: ANN401 - 
 
 
 def _run(model: Any, tokenizer: Any, inputs: Any, options: dict[str, Any]) -> None:  # noqa: ANN401 - transformers types
-    streamer = transformers.TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    translates = model.config.is_encoder_decoder  # its prompt is no beginning of what it writes
+    streamer = transformers.TextStreamer(tokenizer, skip_prompt=not translates, skip_special_tokens=True)
     start = time.perf_counter()
     with torch.no_grad():
         tokens = model.generate(**inputs.to(model.device), streamer=streamer, **options)
-    count = tokens.shape[-1] - inputs["input_ids"].shape[-1]
+    count = tokens.shape[-1] - (1 if translates else inputs["input_ids"].shape[-1])
     if progress_bar():
         seconds = time.perf_counter() - start
         print(f"{count} tokens in {seconds:.1f} s, prompt included", file=sys.stderr)

@@ -103,12 +103,12 @@ def _export(path: Path) -> _Finding:
         "task": manifest.task,
         "dtype": manifest.dtype,
         "weights": manifest.weights,
-        "archive": manifest.archive,
+        "archive": ", ".join(manifest.archives.values()),
         "least_tract": manifest.least_tract,
         "max_context": manifest.max_context,
     }
     known = {name: value for name, value in facts.items() if value is not None}
-    entries = tuple(_archived(path / manifest.archive))
+    entries = tuple(entry for archive in manifest.archives.values() for entry in _archived(path / archive))
     return _Finding(kind="export", facts=known, entries=entries, dense=_reasons(manifest.dense))
 
 
@@ -163,11 +163,12 @@ def _compared(path: Path, finding: _Finding, against: str) -> _Finding:
         errors = dict(checkpoint_errors(path, original))
     else:
         manifest = ExportManifest.read(path) if finding.kind == "export" else None
-        reader = ArchiveReader(path if manifest is None else path / manifest.archive)
+        archives = [path] if manifest is None else [path / archive for archive in manifest.archives.values()]
         packed = {f"{entry.name}.dat": entry for entry in finding.entries if entry.format in BLOCK_FORMATS}
         errors = {
             packed[member].name: stored_error(packed[member].name, _decoded(content, packed[member]), original)
-            for member, content in reader.read_each(packed)
+            for reader in map(ArchiveReader, archives)
+            for member, content in reader.read_each([name for name in reader.names() if name in packed])
         }
     entries = tuple(replace(entry, relative_error=errors.get(entry.weight)) for entry in finding.entries)
     return replace(finding, entries=entries)

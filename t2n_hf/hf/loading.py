@@ -190,7 +190,7 @@ def _read_config(path_or_id: str | Path, options: Mapping[str, Any]) -> Any:  # 
 
 def _loader(config: Any, task: str | None, options: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a class of transformers
     if task is not None:
-        return auto_class(task)
+        return auto_class(task, config)
     for name in config.architectures or ():
         if hasattr(transformers, name):
             return getattr(transformers, name)

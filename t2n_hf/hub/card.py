@@ -5,7 +5,7 @@ has the same card. It never holds a local path.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import yaml
@@ -157,7 +157,9 @@ def _running(manifest: ExportManifest) -> list[str]:
         f"or `t2n-hf pull {THIS_REPO}`."
     )
     sections = [fetch]
-    if manifest.task == "text-generation":
+    if set(manifest.archives) == {"encoder", "decoder"}:
+        sections.append(_encoder_decoder_example())
+    if manifest.task == "text-generation" and not manifest.parts:
         sections.append(
             "## Generate text\n\n"
             "```sh\n"
@@ -172,13 +174,42 @@ def _running(manifest: ExportManifest) -> list[str]:
             "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))\n"
             "```"
         )
-    sections.append(
+    sections.append(_alone(manifest))
+    if manifest.least_tract:
+        sections.append(f"It was run with tract {manifest.least_tract}; older versions were not tried.")
+    return sections
+
+
+def _encoder_decoder_example() -> str:
+    return (
+        "## Use it\n\n"
+        "```python\n"
+        "from t2n_hf import TractModelForSeq2SeqLM\n"
+        "from transformers import AutoProcessor\n\n"
+        f'model = TractModelForSeq2SeqLM.from_pretrained("{THIS_REPO}")\n'
+        f'processor = AutoProcessor.from_pretrained("{THIS_REPO}")  # of texts a tokenizer, of images and sounds more\n'
+        'inputs = processor("What the model takes", return_tensors="pt")\n'
+        "print(processor.batch_decode(model.generate(**inputs, max_new_tokens=40)))\n"
+        "```"
+    )
+
+
+def _alone(manifest: ExportManifest) -> str:
+    load = "\n".join(
+        f'{name} = loader.load("{archive}").into_runnable()' for name, archive in manifest.archives.items()
+    )
+    run = "# model.run([...]) takes the inputs below in their order, and gives the outputs in theirs\n"
+    if manifest.parts:
+        run = (
+            "# .run([...]) takes the inputs below in their order. An input with the name of an output of another part\n"
+            "# takes that output; out_cache_* of one call of the decoder are in_cache_* of the next.\n"
+        )
+    return (
         "## Run it in tract alone\n\n"
         "```python\n"
         "import tract\n\n"
         "loader = tract.nnef().with_tract_transformers().with_tract_extra().with_extended_identifier_syntax()\n"
-        f'model = loader.load("{manifest.archive}").into_runnable()\n'
-        "# model.run([...]) takes the inputs below in their order, and gives the outputs in theirs\n"
+        f"{load}\n{run}"
         "```\n\n"
         "or, with the command line of tract:\n\n"
         "```sh\n"
@@ -186,21 +217,26 @@ def _running(manifest: ExportManifest) -> list[str]:
         "--nnef-extended-identifier dump\n"
         "```"
     )
-    if manifest.least_tract:
-        sections.append(f"It was run with tract {manifest.least_tract}; older versions were not tried.")
-    return sections
 
 
 def _interface(manifest: ExportManifest) -> str:
-    rows = [_row("input", value) for value in manifest.inputs] + [_row("output", value) for value in manifest.outputs]
-    shown = rows if len(rows) <= _MAX_ROWS else [*rows[: _MAX_ROWS // 2], "| ... | | | |", *rows[-_MAX_ROWS // 2 :]]
+    tables = [f"### {part['name']}\n\n{_table(part['inputs'], part['outputs'])}" for part in manifest.parts] or [
+        _table(manifest.inputs, manifest.outputs)
+    ]
+    everything = [symbol for part in manifest.parts for symbol in part["symbols"]] or manifest.symbols
+    symbols = dict.fromkeys(everything)
     notes = []
-    if manifest.symbols:
-        notes.append(f"Free dimensions: {', '.join(f'`{symbol}`' for symbol in manifest.symbols)}.")
+    if symbols:
+        notes.append(f"Free dimensions: {', '.join(f'`{symbol}`' for symbol in symbols)}.")
     if manifest.max_context:
         notes.append(f"At most {manifest.max_context} positions, past included.")
-    table = "\n".join(["| | name | dtype | shape |", "|---|---|---|---|", *shown])
-    return "\n\n".join(["## Inputs and outputs", table, *([" ".join(notes)] if notes else [])])
+    return "\n\n".join(["## Inputs and outputs", *tables, *([" ".join(notes)] if notes else [])])
+
+
+def _table(inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]]) -> str:
+    rows = [_row("input", value) for value in inputs] + [_row("output", value) for value in outputs]
+    shown = rows if len(rows) <= _MAX_ROWS else [*rows[: _MAX_ROWS // 2], "| ... | | | |", *rows[-_MAX_ROWS // 2 :]]
+    return "\n".join(["| | name | dtype | shape |", "|---|---|---|---|", *shown])
 
 
 def _row(kind: str, value: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import transformers as hf
 from transformers import GenerationMixin
 
 from t2n_hf import export_nnef
-from t2n_hf.errors import CheckError, ConfigError
+from t2n_hf.errors import ArchiveError, CheckError, ConfigError, FormatError
 from t2n_hf.nnef.archive import ArchiveReader
 from t2n_hf.store.manifest import ExportManifest
 from t2n_hf.tract.encoder_decoder import EncoderDecoder
@@ -149,4 +149,8 @@ def test_manifests_of_one_graph_are_as_they_were_and_of_several_are_of_another_v
     ]
     several = ExportManifest(archive="decoder.nnef.tgz", dtype="f32", weights="none", parts=parts)
     assert json.loads(several.to_json())["schema_version"] == 2
-    assert ExportManifest.from_json(several.to_json()) == several
+    assert ExportManifest.from_json(several.to_json()).archives == several.archives
+    with pytest.raises(ArchiveError, match=r"names the file '\.\./x'"):
+        ExportManifest(archive="../x", dtype="f32", weights="none", parts=[{**parts[0], "archive": "../x"}, parts[1]])
+    with pytest.raises(FormatError, match="different names"):
+        ExportManifest(archive="decoder.nnef.tgz", dtype="f32", weights="none", parts=[parts[1], parts[1]])

@@ -135,3 +135,19 @@ def test_a_long_interface_is_cut_short(manifest):
 )
 def test_metadata_of_a_foreign_card_is_read_as_data(readme, expected):
     assert read_card_metadata(readme) == expected
+
+
+def test_the_card_of_several_graphs_has_a_table_for_each_and_says_how_they_meet(manifest):
+    part = {"archive": manifest.archive, "inputs": manifest.inputs, "outputs": manifest.outputs, "symbols": ["S", "E"]}
+    encoder = {**part, "name": "encoder", "archive": "encoder.nnef.tgz", "outputs": [], "symbols": ["B", "E"]}
+    parts = [encoder, {**part, "name": "decoder"}]
+    files = {**manifest.files, "encoder.nnef.tgz": next(iter(manifest.files.values()))}
+    text = build_card(replace(manifest, parts=parts, files=files, task="text2text-generation"))
+    metadata_of(text)
+    assert "TractModelForSeq2SeqLM" in text
+    assert "### encoder" in text
+    assert "### decoder" in text
+    assert "Free dimensions: `B`, `E`, `S`." in text
+    assert 'encoder = loader.load("encoder.nnef.tgz")' in text
+    assert "takes that output" in text
+    assert "t2n-hf generate" not in text
