@@ -278,8 +278,19 @@ class Builder:
         batch = broadcast_shapes(left.shape[:-2], right.shape[:-2])
         out = ((*batch, rows, columns), left.dtype)
         option = {"transposeB": True} if swap else {}
+        if right.rank == 2 and right.block is None and rank > 3:
+            return self._matrix_product(left, right, swap, out)
         stored = self._raised_weight(right, rank)
         return self.call("matmul", self.raised(left, rank), stored, out=out, **option)
+
+    def _matrix_product(self, left: Value, right: Value, swap: bool, out: Out) -> Value:
+        """`left @ right` of a matrix that has no axes for those in front of the rows.
+
+        tract moves a reshape of them into a product, to both of its sides, and fails at axes of length 1.
+        """
+        rows = "abcdefgh"[: left.rank - 1]
+        expression = f"{rows}k,{'nk' if swap else 'kn'}->{rows}n"
+        return self.call("tract_core_einsum", [left, right], out=out, expr=expression, acc="f32", output="")
 
     def _raised_weight(self, weight: Value, rank: int) -> Any:  # noqa: ANN401 - a value or the name of a block weight
         if weight.block is None:

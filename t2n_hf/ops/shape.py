@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from t2n_hf.ops.dims import Length, product
+from t2n_hf.ops.dims import Length, product, same
 from t2n_hf.ops.emit import Emit
+from t2n_hf.ops.repetition import repeated
 from t2n_hf.ops.table import EMITTERS
 from t2n_hf.ops.value import Number, Value
 from t2n_hf.views import EXPANSIONS, RESHAPES, SAME, overloads_of
@@ -62,7 +63,8 @@ def reshape(emit: Emit, x: Value, *_: object, **__: object) -> Value:
 @_emits(*overloads_of(EXPANSIONS))
 def expand(emit: Emit, x: Value | Number, *_: object, **__: object) -> Value:
     """Axes of length 1 repeated."""
-    return emit.broadcast(emit.tensor(x, emit.dtype), emit.shape)
+    source = emit.raised(emit.tensor(x, emit.dtype), len(emit.shape))
+    return emit.broadcast(repeated(emit, source, emit.shape), emit.shape)
 
 
 @_emits(_aten.broadcast_tensors.default)
@@ -145,6 +147,10 @@ def repeat(emit: Emit, x: Value, repeats: Sequence[Length]) -> Value:
     """The whole tensor repeated along each axis."""
     counts = [1] * (len(emit.shape) - len(repeats)) + list(repeats)
     raised = emit.raised(x, len(counts)) if x.rank else emit.broadcast(x, (1,) * len(counts))
+    if all(count == 1 for count in counts):
+        return raised
+    raised = repeated(emit, raised, emit.shape)
+    counts = [1 if same(old, new) else count for old, new, count in zip(raised.shape, emit.shape, counts, strict=True)]
     if all(count == 1 for count in counts):
         return raised
     if all(length == 1 for length in raised.shape):

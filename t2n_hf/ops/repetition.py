@@ -1,0 +1,62 @@
+"""Axes of length 1 repeated to a free length, in a form that tract keeps.
+
+tract leaves a broadcast out when a product follows, as products broadcast by themselves. When nothing else in the
+product has the length, the length is lost, and a later concatenation or reshape fails or is wrong. Rows that are
+gathered stay.
+"""
+
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from t2n_hf.ops.dims import Length, Shape
+from t2n_hf.ops.emit import Emit
+from t2n_hf.ops.value import Value
+from t2n_hf.views import EXPANSIONS, RESHAPES, SAME, TURNS, overloads_of
+
+__all__ = ["repeated"]
+
+_aten = torch.ops.aten
+_PRODUCTS: Final[frozenset[Any]] = frozenset(
+    {
+        *(_aten.linear.default, _aten.matmul.default, _aten.bmm.default, _aten.mm.default, _aten.addmm.default),
+        *(_aten.baddbmm.default, _aten.einsum.default, _aten.conv1d.default, _aten.conv2d.default),
+        _aten.scaled_dot_product_attention.default,
+    }
+)
+# What stands between: the same values, or each by itself.
+_BETWEEN: Final[frozenset[Any]] = frozenset(
+    {
+        *overloads_of((*SAME, *RESHAPES, *TURNS, *EXPANSIONS)),
+        *(_aten.to.dtype, _aten.to.device, _aten.to.dtype_layout, _aten.dropout.default, _aten.layer_norm.default),
+    }
+)
+
+
+def repeated(emit: Emit, x: Value, shape: Shape) -> Value:
+    """`x`, of the rank of `shape`, with its axes of length 1 that become a free length gathered, where that matters."""
+    free = [axis for axis in range(x.rank) if x.shape[axis] == 1 and not isinstance(shape[axis], int)]
+    if not free or not _feeds_product(emit.node):
+        return x
+    for axis in free:
+        x = emit.gather(x, _zeros(emit, shape[axis]), axis)
+    return x
+
+
+def _zeros(emit: Emit, count: Length) -> Value:
+    places = emit.range(0, count, torch.int64)
+    return emit.binary("min", places, 0, torch.int64)
+
+
+def _feeds_product(node: fx.Node) -> bool:
+    """Whether a product takes the values of a node as an operand."""
+    waiting, seen = [node], {node}
+    while waiting:
+        for user in waiting.pop().users:
+            if user.target in _PRODUCTS:
+                return True
+            if user.target in _BETWEEN and user not in seen:
+                seen.add(user)
+                waiting.append(user)
+    return False
