@@ -122,6 +122,17 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2": ("Lfm2", {**SHAPE, "layer_types": ["conv", "full_attention"]}),
     "zaya": ("Zaya", SHAPE),
+    "recurrent_gemma": (
+        "RecurrentGemma",
+        {
+            **SHAPE,
+            "num_hidden_layers": 3,
+            "block_types": ["recurrent", "recurrent", "attention"],
+            "attention_window_size": 8,
+            "lru_width": 64,
+            "head_dim": 16,
+        },
+    ),
 }
 
 

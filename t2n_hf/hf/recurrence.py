@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from t2n_hf.hf.griffin import capturable_griffin, has_griffin
 from t2n_hf.ops.state_space import gated_scan
 
 __all__ = ["begins_anew", "capturable_recurrences"]
@@ -145,13 +146,14 @@ _WITHOUT_BEGINNING: Final = frozenset({"mamba_selective_scan"})
 
 def begins_anew(model: nn.Module) -> bool:
     """Whether layers of `model`, as transformers runs them, forget their state at every call of several tokens."""
-    return any(_names(type(module)) & _WITHOUT_BEGINNING for module in model.modules())
+    return has_griffin(model) or any(_names(type(module)) & _WITHOUT_BEGINNING for module in model.modules())
 
 
 @contextmanager
 def capturable_recurrences(model: nn.Module) -> Iterator[None]:
     """Let the layers of `model` walk by one operator; they are as before after any exit."""
     with ExitStack() as stack:
+        stack.enter_context(capturable_griffin(model))
         for module in model.modules():
             names = _names(type(module))
             if names:

@@ -28,6 +28,7 @@ from t2n_hf.trace.shapes import shapes_only
 __all__ = ["KEY_VALUE_LENGTH", "LayerStates", "StateCache", "keeps_states", "states_of"]
 
 KEY_VALUE_LENGTH: Final = 2  # axis of keys and values that grows
+_KEEPS_NOTHING: Final = "dummy"  # transformers' word for layers without a cache
 _PROBED: Final = 3  # tokens of the run that shows the shapes
 
 
@@ -217,7 +218,15 @@ def states_of(model: PreTrainedModel) -> tuple[LayerStates, ...]:
         raise ConfigError(f"{type(model).__name__} takes no cache, which text-generation needs")
     with shapes_only(model):
         model(input_ids=torch.zeros(1, _PROBED, dtype=torch.int64), use_cache=True, **{name: cache})
-    return tuple(_read(layer, f"layer {number} of {type(model).__name__}") for number, layer in enumerate(cache.layers))
+    layout = [_read(layer, f"layer {number} of {type(model).__name__}") for number, layer in enumerate(cache.layers)]
+    kinds = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))[0]
+    for number, (states, kind) in enumerate(zip(layout, kinds, strict=True)):
+        if kind != _KEEPS_NOTHING and not states.count:
+            raise ConfigError(
+                f"layer {number} of {type(model).__name__} ({kind}) keeps its state outside of its cache, which is not "
+                "supported; export the model with example_args of its own"
+            )
+    return tuple(layout)
 
 
 def _read(layer: Any, where: str) -> LayerStates:  # noqa: ANN401 - layers have no common type

@@ -5,7 +5,7 @@ and P (past tokens). Layers that keep a state of fixed size have it as input and
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches import WholeCache, cache_parameter, cache_shapes
+from t2n_hf.hf.griffin import griffin_states
 from t2n_hf.hf.recurrence import begins_anew
 from t2n_hf.hf.rotary import rope_switch
 from t2n_hf.hf.states import KEY_VALUE_LENGTH, LayerStates, StateCache, keeps_states, states_of
@@ -74,7 +75,8 @@ class _CausalLM(nn.Module):
             return (self._logits(input_ids, cache, options), *cache.tensors())
         # transformers writes to states in place.
         cache = StateCache([tensor.clone() for tensor in caches], self._layout)
-        logits = [self._logits(*span) for span in self._spans(input_ids, cache, options)]
+        with nullcontext() if self._captured else griffin_states(self.model):
+            logits = [self._logits(*span) for span in self._spans(input_ids, cache, options)]
         return (torch.cat(logits, dim=1) if self._all_logits else logits[-1], *cache.tensors())
 
     def _past_length(self, caches: list[torch.Tensor]) -> int:
