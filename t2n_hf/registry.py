@@ -1,4 +1,4 @@
-"""OFFLOAD_STATE_TAG -> class: classes defined in this process, and entry points, imported on first use."""
+"""What distributions declare by entry points, imported on first use: classes by OFFLOAD_STATE_TAG, and functions."""
 
 import os
 import sys
@@ -12,7 +12,16 @@ from typing import Any
 from t2n_hf.contract import ENTRY_POINT_GROUP, SupportsOffloadState, Tag, WeightFormat, defined_classes
 from t2n_hf.errors import ConfigError, TagClashError, UnknownTagError
 
-__all__ = ["PluginInfo", "class_of_tag", "format_class", "installed_tags", "list_plugins", "resolve_offload_state"]
+__all__ = [
+    "PluginInfo",
+    "class_of_tag",
+    "declared_function",
+    "declared_names",
+    "format_class",
+    "installed_tags",
+    "list_plugins",
+    "resolve_offload_state",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +44,8 @@ def _distribution(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
 
 
-def _declared() -> dict[str, list[EntryPoint]]:
-    return _declared_in(tuple((folder, _changed_ns(folder)) for folder in sys.path), entry_points)
+def _declared(group: str = ENTRY_POINT_GROUP) -> dict[str, list[EntryPoint]]:
+    return _declared_in(tuple((folder, _changed_ns(folder)) for folder in sys.path), entry_points, group)
 
 
 def _changed_ns(folder: str) -> int:
@@ -46,18 +55,47 @@ def _changed_ns(folder: str) -> int:
         return 0
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 def _declared_in(
-    folders: tuple[tuple[str, int], ...], find: Callable[..., Iterable[EntryPoint]]
+    folders: tuple[tuple[str, int], ...], find: Callable[..., Iterable[EntryPoint]], group: str
 ) -> dict[str, list[EntryPoint]]:
     """Read the metadata of all distributions (milliseconds), once for each state of the folders that they are in."""
     found: dict[str, list[EntryPoint]] = {}
-    for point in find(group=ENTRY_POINT_GROUP):
+    for point in find(group=group):
         others = found.setdefault(point.name, [])
         # The same distribution can be seen twice (an editable install beside its build folder).
         if all(_distribution(other) != _distribution(point) or other.value != point.value for other in others):
             others.append(point)
     return found
+
+
+def declared_names(group: str) -> list[str]:
+    """Every name that installed distributions declare in a group of entry points, sorted. Imports nothing."""
+    return sorted(_declared(group))
+
+
+def declared_function(group: str, name: str) -> Callable[..., Any] | None:
+    """Import the function that a distribution declares under `name`; None when none does.
+
+    Raises TagClashError when two distributions do, ConfigError when it does not load or is no function: what was asked
+    for cannot be done without it.
+    """
+    points = _declared(group).get(name, [])
+    if not points:
+        return None
+    owners = " and ".join(sorted(f"{_distribution(p)} ({p.value})" for p in points))
+    if len(points) > 1:
+        raise TagClashError(f"{name!r} in {group} is declared by {owners}; uninstall one of them")
+    try:
+        function = points[0].load()
+    except Exception as error:
+        raise ConfigError(
+            f"{name!r} in {group} is declared by {owners}, which does not load: {type(error).__name__}: {error}; "
+            "repair it, or uninstall it"
+        ) from error
+    if not callable(function):
+        raise ConfigError(f"{name!r} in {group} is declared by {owners}, which is no function; repair it")
+    return function
 
 
 def installed_tags() -> list[str]:

@@ -1,8 +1,8 @@
 """A captured model as an NNEF document: calls written by the emitters, weights as variables, layers as fragments."""
 
 import operator
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
 
 import torch
 
@@ -13,29 +13,42 @@ from t2n_hf.export.lowered import Lowered, MissingOp, WeightBinding, WeightForma
 from t2n_hf.export.lowering import Lowering
 from t2n_hf.ops.attention import rope
 from t2n_hf.ops.emit import Emit, EmitOptions, module_of, source_line
+from t2n_hf.ops.plugins import OPS_GROUP, declared_emitters
 from t2n_hf.ops.recurrent import recurrent
-from t2n_hf.ops.table import EMITTERS, EmitterTable
+from t2n_hf.ops.table import EMITTERS, Emitter, EmitterTable
 from t2n_hf.ops.value import Value
 from t2n_hf.trace.captured import Captured
 from t2n_hf.trace.passes.rope import ROPE_OP
 from t2n_hf.trace.pieces import LAYER_OP
 from t2n_hf.trace.recurrent import RECURRENT_OP
+from t2n_hf.trace.rewrites import REWRITES_GROUP
 
 __all__ = ["Lowered", "MissingOp", "WeightBinding", "WeightFormatInfo", "emitter_table", "lower", "missing_emitters"]
+
+_PLACES_SHOWN: Final = 3
 
 
 def _item(_emit: Emit, values: list[Value], place: int) -> Value:
     return values[place]
 
 
-def emitter_table() -> EmitterTable:
-    """Emitters of all families, and of the calls that the capture makes itself."""
-    return EMITTERS.extended({ROPE_OP: rope, RECURRENT_OP: recurrent, operator.getitem: _item})
+def emitter_table(targets: Iterable[Any] = ()) -> EmitterTable:
+    """Emitters of all families, of the calls that the capture makes, and those that others declare for `targets`.
+
+    Raises TagClashError, ConfigError as `declared_emitters`.
+    """
+    own: dict[Any, Emitter] = {ROPE_OP: rope, RECURRENT_OP: recurrent, operator.getitem: _item}
+    return EMITTERS.extended({**own, **declared_emitters(targets)})
+
+
+def _targets(captured: Captured) -> set[Any]:
+    graphs = (captured, *captured.pieces)
+    return {node.target for graph in graphs for node in graph.graph.nodes if node.op == "call_function"}
 
 
 def missing_emitters(captured: Captured) -> list[MissingOp]:
     """All operators without an emitter, once for each module that uses them."""
-    table = emitter_table()
+    table = emitter_table(_targets(captured))
     found: dict[tuple[str, str], MissingOp] = {}
     for graph, prefix in ((captured, ""), *((piece, f"{piece.where}.") for piece in captured.pieces)):
         for node in graph.graph.nodes:
@@ -43,7 +56,7 @@ def missing_emitters(captured: Captured) -> list[MissingOp]:
                 continue
             if isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat | int | float | bool):
                 continue
-            module = f"{prefix}{module_of(node)}".rstrip(".").removeprefix("module.")
+            module = f"{prefix}{module_of(node)}.".removeprefix("module.").rstrip(".")
             found.setdefault((str(node.target), module), MissingOp(str(node.target), module, source_line(node)))
     return list(found.values())
 
@@ -73,7 +86,8 @@ def lower(
         MissingEmittersError: operators without an emitter; all of them are listed.
         EmitError: an emitter refuses a form of its operator.
     """
-    known = {*emitter_table().overloads(), LAYER_OP}
+    table = emitter_table(_targets(captured))
+    known = {*table.overloads(), LAYER_OP}
     for graph in (captured, *captured.pieces):
         decompose_unknown(graph, known)
     missing = missing_emitters(captured)
@@ -85,7 +99,7 @@ def lower(
     reasons: dict[str, str] = {}
     while True:
         usable = {name: info for name, info in blocks.items() if name not in reasons}
-        run = Lowering(captured, emitter_table(), usable, names, options, flat)
+        run = Lowering(captured, table, usable, names, options, flat)
         lowered = run.run(properties or {}, reasons)
         if not run.forced_dense:
             return lowered
@@ -94,6 +108,19 @@ def lower(
 
 
 def _missing_text(missing: list[MissingOp]) -> str:
-    rows = "\n".join(f"  {row.op}\n    in {row.module or 'the model'}: {row.source_line}" for row in missing)
-    count = len({row.op for row in missing})
-    return f"{count} operators of this model have no emitter; nothing was written. They are:\n{rows}"
+    places: dict[str, list[MissingOp]] = {}
+    for row in missing:
+        places.setdefault(row.op, []).append(row)
+    lines = []
+    for op, rows in places.items():
+        more = len(rows) - _PLACES_SHOWN
+        lines.append(f"  {op}")
+        lines += [f"    in {row.module or 'the model'}: {row.source_line}" for row in rows[:_PLACES_SHOWN]]
+        lines += [f"    and in {more} more modules"] if more > 0 else []
+    head = "1 operator of this model has" if len(places) == 1 else f"{len(places)} operators of this model have"
+    return (
+        f"{head} no emitter; nothing was written:\n" + "\n".join(lines) + "\n"
+        f"An emitter is a function that a distribution declares in the entry points {OPS_GROUP!r} under the operator's "
+        f"name, for example {next(iter(places))!r}; one in {REWRITES_GROUP!r} lets a module run other code while it is "
+        "captured. plugins/README.md shows both"
+    )

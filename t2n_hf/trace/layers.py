@@ -61,9 +61,16 @@ def describe_layer(layer: nn.Module) -> Any:  # noqa: ANN401 - any value with an
 
 
 def _own_facts(module: nn.Module) -> tuple[Any, ...]:
-    attributes = sorted((k, _describe(v)) for k, v in vars(module).items() if k not in _BOOKKEEPING)
+    attributes = sorted((k, _describe_own(v, module)) for k, v in vars(module).items() if k not in _BOOKKEEPING)
     hooks = [tuple(_describe_hook(hook) for hook in vars(module)[kind].values()) for kind in _HOOKS]
     return tuple(attributes), *hooks
+
+
+def _describe_own(value: object, module: nn.Module) -> Any:  # noqa: ANN401 - any value with an equality
+    """An attribute; a method of its own that a module was given (another forward) is the same one in many layers."""
+    if isinstance(value, MethodType) and value.__self__ is module:
+        return ("method of its own", id(value.__func__))
+    return _describe(value)
 
 
 def _describe_hook(hook: object, depth: int = 0) -> Any:  # noqa: ANN401 - any value with an equality

@@ -1,0 +1,48 @@
+"""Modules that run other code while they are captured: entry points of the group `t2n_hf.rewrites`.
+
+    [project.entry-points."t2n_hf.rewrites"]
+    "my_library.layers.Recurrence" = "my_distribution.rewrites:recurrence"
+
+The name is that of a module's class: its module and qualified name. The function takes the module and then what the
+class's own `forward` takes, gives what that gives, and uses the module's parameters by their names. It stands for
+`forward` while a model is captured, and never otherwise: the check of an export runs the model's own code.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import MethodType
+from typing import Any, Final
+
+from torch import nn
+
+from t2n_hf.registry import declared_function, declared_names
+
+__all__ = ["REWRITES_GROUP", "rewrites_used"]
+
+REWRITES_GROUP: Final = "t2n_hf.rewrites"
+
+
+@contextmanager
+def rewrites_used(model: nn.Module) -> Iterator[None]:
+    """Let modules of `model` run the rewrites that are declared for their classes; all are as before after any exit.
+
+    A rewrite is for one class, not for those derived from it. It is imported when the model has a module of the class.
+
+    Raises TagClashError for a class with rewrites of two distributions, ConfigError for one that does not load.
+    """
+    declared = set(declared_names(REWRITES_GROUP))
+    with ExitStack() as stack:
+        for module in model.modules() if declared else ():
+            name = f"{type(module).__module__}.{type(module).__qualname__}"
+            if name in declared:
+                own = vars(module)
+                stack.callback(_put_back, own, own.get("forward"))
+                own["forward"] = MethodType(declared_function(REWRITES_GROUP, name), module)  # type: ignore[arg-type]
+        yield
+
+
+def _put_back(attributes: dict[str, Any], forward: Callable[..., Any] | None) -> None:
+    if forward is None:
+        del attributes["forward"]
+    else:  # a library wraps the forward of each module
+        attributes["forward"] = forward
