@@ -30,8 +30,16 @@ _ARITHMETIC: Final[dict[Any, Callable[..., Any]]] = {
     torch.Tensor.__neg__: operator.neg,
     torch.Tensor.neg: operator.neg,
 }
+_MAKERS: Final = (torch.tensor, torch.scalar_tensor)  # the second is what torch.export makes of the first
 _DIVISIONS: Final = (torch.div, torch.Tensor.div)
-_COPIES: Final = (torch.Tensor.to, torch.Tensor.long, torch.Tensor.int, torch.Tensor.clone, torch.Tensor.detach)
+_COPIES: Final = (
+    torch.Tensor.to,
+    torch.Tensor.long,
+    torch.Tensor.int,
+    torch.Tensor.clone,
+    torch.Tensor.detach,
+    torch.Tensor.detach_,
+)
 # Calls whose further arguments are lengths, or may be.
 _SHAPED: Final = (
     torch.Tensor.view,
@@ -92,7 +100,7 @@ class TensorLengthsKept(TorchFunctionMode):
 
     def _length_made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """The value of the result, or None when it is not known."""
-        if func is torch.tensor:
+        if func in _MAKERS:
             return args[0] if args and isinstance(args[0], int | torch.SymInt) else None
         values = [self._value(arg) for arg in args]
         if func in _COPIES:
