@@ -97,17 +97,39 @@ def unfold(emit: Emit, x: Value, dimension: int, size: int, step: int) -> Value:
     return emit.transpose(windows, [*order, axis + 1])
 
 
+def _axes_in_memory(tensor: torch.Tensor) -> list[int] | None:
+    """The axes from the slowest to the fastest, of a tensor that fills its memory; None for one that does not."""
+    if tensor.storage_offset() != 0:
+        return None
+    if tensor.is_contiguous():
+        return list(range(tensor.ndim))
+    shape, stride = tensor.shape, tensor.stride()
+    if not all(isinstance(number, int) for number in (*shape, *stride)):
+        return None
+    order = sorted(range(tensor.ndim), key=lambda axis: (shape[axis] == 1, stride[axis]), reverse=True)
+    filled = 1
+    for axis in reversed(order):
+        if shape[axis] != 1 and stride[axis] != filled:
+            return None
+        filled *= shape[axis]
+    return order
+
+
 @_emits(_aten.as_strided.default, _aten.as_strided_copy.default)
 def as_strided(
     emit: Emit, x: Value, size: Sequence[Length], stride: Sequence[Length], storage_offset: Length | None = None
 ) -> Value:
     """Elements of what x is stored in, `stride[k]` apart along axis k.
 
-    Of a tensor that is stored in the order of its elements: of any other the archive does not know how it is stored.
+    Of a tensor that fills what it is stored in, with its axes in any order: of another the archive does not know the
+    elements in between.
     """
     source = emit.node.args[0].meta["val"]  # type: ignore[union-attr]
-    if not source.is_contiguous() or source.storage_offset() != 0:
+    order = _axes_in_memory(source)
+    if order is None:
         raise emit.refuse("as_strided of a tensor that is not contiguous; call contiguous() before, or index it")
+    if order != sorted(order):
+        x = emit.transpose(x, order)
     if not size:
         places = emit.full((), storage_offset or 0, torch.int64)
         return emit.gather(emit.reshape(x, (product(x.shape),)), places, 0)

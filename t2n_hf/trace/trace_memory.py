@@ -80,8 +80,12 @@ class TraceMemory:
     def _shaped(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
             self.adopt([tensor])
+        shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
         with self.mode:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            if not isinstance(offset, int) or offset == 0:
+                return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
+            end = offset + 1 + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
+            return torch.empty(end, dtype=tensor.dtype, device=tensor.device).as_strided(shape, stride, offset)
 
     def current(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself while it has values, or is fake; what stands for it otherwise."""

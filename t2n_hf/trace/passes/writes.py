@@ -1,6 +1,8 @@
 """Writes into parts of tensors, as calls that give the whole tensor anew."""
 
-from collections.abc import Mapping
+import itertools
+import operator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -17,16 +19,18 @@ _aten = torch.ops.aten
 def replace_writes(graph: fx.Graph) -> PassResult:
     """Replace writes (`x.add_(y)`, `x[:, 1:] = y`, `x[0].fill_(1)`) by calls that give the whole tensor anew.
 
-    Values are kept: whatever used the tensor after the write uses the new one.
+    Values are kept: whatever used the tensor after the write uses the new one, and what used a view of it uses the same
+    view of the new one.
 
     Raises:
-        CaptureError: a write through a view that repeats elements or may be a copy; one that a view which is used
-            afterwards would see; one by an operator that has no form without the write.
+        CaptureError: a write through a view that repeats elements or may be a copy; one that something which may be a
+            copy, and is used afterwards, would see; one by an operator that has no form without the write.
     """
     anew: set[fx.Node] = set()  # tensors of their own, although the calls that make them are views by their form
     for node in list(graph.nodes):
         if _writes(node) and isinstance(node.args[0], fx.Node):
-            anew.add(_replace(graph, node, _views_to(node.args[0], anew)))
+            _take_lists_apart(graph, node, anew)
+            anew.add(_replace(graph, node, anew))
     return PassResult(graph, bool(anew))
 
 
@@ -100,23 +104,67 @@ def _views_to(node: fx.Node, anew: set[fx.Node]) -> list[fx.Node]:
     return chain
 
 
-def _replace(graph: fx.Graph, node: fx.Node, chain: list[fx.Node]) -> fx.Node:
+def _replace(graph: fx.Graph, node: fx.Node, anew: set[fx.Node]) -> fx.Node:
     """Replace one write; gives the whole tensor as it is afterwards."""
+    chain = _views_to(node.args[0], anew)  # type: ignore[arg-type]
     root: Any = chain[0].args[0] if chain else node.args[0]
     later = set(_after(node))
-    _refuse_other_views(root, chain, later, node)
+    _refuse_copies(root, later, node, anew)
+    again = any(_writes(write) and _owner(write.args[0], anew) is _owner(root, anew) for write in later)
     with graph.inserting_after(node):
         value = _pure(graph, node)
     last = value
     for view in reversed(chain):
         with graph.inserting_after(last):
             last = _put_back(graph, view, last, node)
-    _use_afterwards(root, last, later)
-    if chain:
-        _use_afterwards(chain[-1], value, later)
-    node.replace_all_uses_with(value)
+    renewed = _same_views(graph, root, last, later, anew)
+    # What is written again has to be seen as a part of the whole; else the value itself is shorter.
+    result = renewed[chain[-1]] if chain and again else value
+    if chain and not again:
+        renewed[chain[-1]] = value
+    for old, new in renewed.items():
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: user in later)
+    node.replace_all_uses_with(result)
     graph.erase_node(node)
+    for fresh in reversed([new for new in renewed.values() if new is not last and new is not value]):
+        if not fresh.users:
+            graph.erase_node(fresh)
     return last
+
+
+def _owner(node: Any, anew: set[fx.Node]) -> Any:  # noqa: ANN401 - a node
+    """The tensor of its own that a node is, or shows a part of, or wrote to."""
+    while isinstance(node, fx.Node) and node not in anew and (_is_view(node) or _writes(node) or _is_item(node)):
+        node = node.args[0]
+    return node
+
+
+def _views_of(root: fx.Node, later: set[fx.Node], anew: set[fx.Node]) -> list[fx.Node]:
+    """The views of a tensor that were taken before a write, in the order of the graph."""
+    found: dict[fx.Node, None] = {}
+    front = [root]
+    while front:
+        for user in front.pop().users:
+            if user not in later and user not in anew and _is_view(user):
+                found[user] = None
+                front.append(user)
+    return sorted(found)
+
+
+def _same_views(
+    graph: fx.Graph, root: fx.Node, whole: fx.Node, later: set[fx.Node], anew: set[fx.Node]
+) -> dict[fx.Node, fx.Node]:
+    """The tensor as it is after a write, and the views of it that there were, taken again."""
+    renewed, place = {root: whole}, whole
+    for view in _views_of(root, later, anew):
+        source = renewed.get(view.args[0])  # type: ignore[arg-type]
+        if source is None or view.target in _PERHAPS_COPIES:
+            continue
+        with graph.inserting_after(place):
+            place = graph.call_function(view.target, (source, *view.args[1:]), view.kwargs)  # type: ignore[arg-type]
+        place.meta = dict(view.meta)
+        renewed[view] = place
+    return renewed
 
 
 def _pure(graph: fx.Graph, node: fx.Node) -> fx.Node:
@@ -163,35 +211,73 @@ def _put_back(graph: fx.Graph, view: fx.Node, value: fx.Node, write: fx.Node) ->
     return whole
 
 
+def _refuse_copies(root: Any, later: set[fx.Node], write: fx.Node, anew: set[fx.Node]) -> None:  # noqa: ANN401
+    """Raise CaptureError when what may be a copy of the tensor, or what that may be a copy of, is used afterwards."""
+    if not isinstance(root, fx.Node):
+        return
+    source = root
+    while source not in anew and (_is_view(source) or (_alias(source) is not None and not _writes(source))):
+        source = source.args[0]  # type: ignore[assignment]
+        if any(reader in later for reader in source.users):
+            raise CaptureError(
+                f"{write.target} writes into what may be a part of {source.name}, which is used afterwards"
+            )
+    for view in _views_of(root, later, anew):
+        if view.target in _PERHAPS_COPIES and any(reader in later for reader in _readers(view)):
+            raise CaptureError(f"{write.target} writes into a tensor whose part {view.name} is used afterwards")
+
+
+def _readers(view: fx.Node) -> Iterator[fx.Node]:
+    for user in view.users:
+        yield user
+        if _is_view(user):
+            yield from _readers(user)
+
+
+# Views that give several tensors, with the argument that says along which axis, and its place.
+_LISTS: Final = {
+    _aten.chunk.default: 2,
+    _aten.split.Tensor: 2,
+    _aten.split.sizes: 2,
+    _aten.split_with_sizes.default: 2,
+    _aten.tensor_split.indices: 2,
+    _aten.tensor_split.sections: 2,
+    _aten.unbind.int: 1,
+}
+
+
+def _is_item(node: fx.Node) -> bool:
+    return node.target is operator.getitem and isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
+
+
+def _take_lists_apart(graph: fx.Graph, write: fx.Node, anew: set[fx.Node]) -> None:
+    """Make slices of the items of `split`, `unbind` and the like, of the tensor that is written to."""
+    owner = _owner(write.args[0], anew)
+    for item in [node for node in graph.nodes if _is_item(node) and _owner(node, anew) is owner]:
+        views: Any = item.args[0]
+        lengths = [part.shape for part in views.meta["val"]]
+        axis = views.args[_LISTS[views.target]] if len(views.args) > _LISTS.get(views.target, 0) else 0
+        axis = views.kwargs.get("dim", axis)
+        place: Any = item.args[1]
+        with graph.inserting_before(item):
+            if views.target is _aten.unbind.int:
+                part = graph.call_function(_aten.select.int, (views.args[0], axis, place))
+            else:
+                ends = list(itertools.accumulate(shape[axis] for shape in lengths))
+                if views.target not in _LISTS or not all(isinstance(end, int) for end in ends):
+                    raise CaptureError(
+                        f"{write.target} writes into a tensor that {views.target} takes apart; use slices instead"
+                    )
+                start = ends[place - 1] if place % len(ends) else 0
+                part = graph.call_function(_aten.slice.Tensor, (views.args[0], axis, start, ends[place]))
+        part.meta = dict(item.meta)
+        item.replace_all_uses_with(part)
+        graph.erase_node(item)
+
+
 def _after(node: fx.Node) -> list[fx.Node]:
     found = []
     while node.next.op != "root":
         node = node.next
         found.append(node)
     return found
-
-
-def _refuse_other_views(root: Any, chain: list[fx.Node], later: set[fx.Node], write: fx.Node) -> None:  # noqa: ANN401
-    """Raise CaptureError when a view that was taken before the write, and not by it, is used after it."""
-    if not isinstance(root, fx.Node):
-        return
-    source = root
-    while _is_view(source):  # perhaps a copy: it makes no difference when what it was made of is not used any more
-        source = source.args[0]  # type: ignore[assignment]
-        if any(reader in later for reader in source.users):
-            raise CaptureError(
-                f"{write.target} writes into what may be a part of {source.name}, which is used afterwards"
-            )
-    front = [root]
-    while front:
-        for user in front.pop().users:
-            if user in later or not _is_view(user):
-                continue
-            front.append(user)
-            if user not in chain and any(reader in later for reader in user.users):
-                raise CaptureError(f"{write.target} writes into a tensor whose part {user.name} is used afterwards")
-
-
-def _use_afterwards(old: Any, new: fx.Node, later: set[fx.Node]) -> None:  # noqa: ANN401
-    if isinstance(old, fx.Node):
-        old.replace_all_uses_with(new, delete_user_cb=lambda user: user in later)
