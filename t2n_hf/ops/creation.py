@@ -7,6 +7,7 @@ import torch
 
 from t2n_hf.ops.dims import Length
 from t2n_hf.ops.emit import Emit
+from t2n_hf.ops.repetition import filled
 from t2n_hf.ops.table import EMITTERS
 from t2n_hf.ops.value import Number, Value
 
@@ -33,13 +34,13 @@ _ONES: Final = (_aten.ones.default, _aten.ones_like.default, _aten.new_ones.defa
 @_emits(*_ZEROS)
 def zeros(emit: Emit, *_: object, **__: object) -> Value:
     """Zeros; also what torch leaves undefined."""
-    return emit.full(emit.shape, 0, emit.dtype)
+    return filled(emit, 0)
 
 
 @_emits(*_ONES)
 def ones(emit: Emit, *_: object, **__: object) -> Value:
     """Ones."""
-    return emit.full(emit.shape, 1, emit.dtype)
+    return filled(emit, 1)
 
 
 @_emits(_aten.full.default, _aten.full_like.default, _aten.fill.Scalar, _aten.fill_.Scalar)
@@ -48,7 +49,7 @@ def full(emit: Emit, _like: Any, number: Number | Value, **_: object) -> Value: 
     """One value everywhere."""
     if isinstance(number, Value):
         return emit.broadcast(emit.cast(number, emit.dtype), emit.shape)
-    return emit.full(emit.shape, number, emit.dtype)
+    return filled(emit, number)
 
 
 @_emits(_aten.new_full.default)

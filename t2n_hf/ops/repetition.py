@@ -12,10 +12,10 @@ from torch import fx
 
 from t2n_hf.ops.dims import Length, Shape
 from t2n_hf.ops.emit import Emit
-from t2n_hf.ops.value import Value
+from t2n_hf.ops.value import Number, Value
 from t2n_hf.views import EXPANSIONS, RESHAPES, SAME, TURNS, overloads_of
 
-__all__ = ["repeated"]
+__all__ = ["filled", "repeated"]
 
 _aten = torch.ops.aten
 _PRODUCTS: Final[frozenset[Any]] = frozenset(
@@ -25,11 +25,14 @@ _PRODUCTS: Final[frozenset[Any]] = frozenset(
         _aten.scaled_dot_product_attention.default,
     }
 )
+# Layers, and whatever else the capture keeps whole.
+_OWN: Final = "t2n_hf"
 # What stands between: the same values, or each by itself.
 _BETWEEN: Final[frozenset[Any]] = frozenset(
     {
         *overloads_of((*SAME, *RESHAPES, *TURNS, *EXPANSIONS)),
         *(_aten.to.dtype, _aten.to.device, _aten.to.dtype_layout, _aten.dropout.default, _aten.layer_norm.default),
+        *(_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor),
     }
 )
 
@@ -44,17 +47,25 @@ def repeated(emit: Emit, x: Value, shape: Shape) -> Value:
     return x
 
 
+def filled(emit: Emit, number: Number) -> Value:
+    """One number everywhere, in the shape and dtype of the node's result."""
+    start = tuple(length if isinstance(length, int) else 1 for length in emit.shape)
+    if start == emit.shape or not _feeds_product(emit.node):
+        return emit.full(emit.shape, number, emit.dtype)
+    return repeated(emit, emit.full(start, number, emit.dtype), emit.shape)
+
+
 def _zeros(emit: Emit, count: Length) -> Value:
     places = emit.range(0, count, torch.int64)
     return emit.binary("min", places, 0, torch.int64)
 
 
 def _feeds_product(node: fx.Node) -> bool:
-    """Whether a product takes the values of a node as an operand."""
+    """Whether a product takes the values of a node as an operand; a call of the capture's own may hold one."""
     waiting, seen = [node], {node}
     while waiting:
         for user in waiting.pop().users:
-            if user.target in _PRODUCTS:
+            if user.target in _PRODUCTS or getattr(user.target, "namespace", "") == _OWN:
                 return True
             if user.target in _BETWEEN and user not in seen:
                 seen.add(user)

@@ -38,6 +38,21 @@ class Pooling(nn.Module):
         return self.attention(self.probe.repeat(x.shape[0], 1, 1), rows, rows)[0]
 
 
+class Began(nn.Module):
+    """Queries that begin as zeros with learnt places, as decoders of detection have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.places, self.value, self.query = nn.Parameter(torch.zeros(3, 4)), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        places = self.places.unsqueeze(0).repeat(x.shape[0], 1, 1)
+        start = torch.zeros_like(places)
+        value = self.value(start).view(x.shape[0], 3, 2, 2).transpose(1, 2)
+        query = self.query(start + places).view(x.shape[0], 3, 2, 2).transpose(1, 2)
+        return (query @ value.transpose(2, 3)).softmax(-1) @ value, torch.cat([value, query], 1)
+
+
 class Windowed(nn.Module):
     """A linear layer on the windows of an image, which are put back behind it."""
 
@@ -60,6 +75,7 @@ CASES = [
     free("queries_expanded", Queries(False)),
     free("queries_repeated", Queries(True)),
     free("pooling_by_a_query", Pooling()),
+    free("queries_of_zeros", Began()),
     free("windows", Windowed()),
 ]
 
