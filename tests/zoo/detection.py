@@ -117,7 +117,7 @@ MODELS: Final = (
         parts=_resnet(2, 3, 4),
         **{**_DETR, "encoder_layers": 2, "decoder_layers": 2},
         num_feature_levels=4,
-        **_BOXES,
+        **{**_BOXES, "size": 128},
     ),
     seer("rt_detr", "RTDetrForObjectDetection", "RTDetrConfig", parts=_rt_resnet, **_RT_DETR, **_BOXES),
     seer("rt_detr_v2", "RTDetrV2ForObjectDetection", "RTDetrV2Config", parts=_rt_resnet, **_RT_DETR, **_BOXES),

@@ -63,6 +63,7 @@ def _translator(name: str, model: str, config: str, base: Mapping[str, Any], **o
             traced={"B": 2, "S": 12, "T": 7},
             tested=[{"B": 1, "S": 9, "T": 4}, {"B": 3, "S": 17, "T": 11}, {"B": 3, "S": 5, "T": 1}],
             options={"use_cache": False},
+            most={"S": 60, "T": 60},
         )
 
     return Entry(name=name, family="encoder-decoder", make=make)

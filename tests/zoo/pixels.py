@@ -120,7 +120,9 @@ MODELS: Final = (
         shape=(3, 32, 32),
         parts=lambda: {
             "backbone_config": transformers.VitPoseBackboneConfig(
-                **{**VIT, "intermediate_size": None}, mlp_ratio=2, out_features=["stage2"]
+                **{**VIT, "intermediate_size": None, "image_size": [32, 32], "patch_size": [8, 8]},
+                mlp_ratio=2,
+                out_features=["stage2"],
             )
         },
     ),

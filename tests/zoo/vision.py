@@ -193,7 +193,7 @@ MODELS: Final = (
         size=64,
         embed_dim=[16, 32, 48],
         num_heads=[1, 2, 3],
-        depth=[1, 1, 2],
+        depth=[1, 2, 3],
     ),
     seer(
         "pvt",
