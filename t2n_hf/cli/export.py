@@ -38,7 +38,8 @@ def export(
     mask: Annotated[
         bool, Option("--mask", help="Take a mask and positions: sequences padded on the left (text generation).")
     ] = False,
-    capture: Annotated[str, Option(help="auto, pieces or whole.")] = "auto",
+    target: Annotated[str | None, Option(help="tract==X.Y.Z, the oldest tract that has to run the archive.")] = None,
+    capture: Annotated[str, Option(help="auto, pieces, whole or dispatch (fixed lengths).")] = "auto",
     flat: Annotated[bool, Option("--flat", help="Write the graph without fragments.")] = False,
     check: Annotated[bool, Option(help="Run the archive in tract and compare it with PyTorch.")] = True,
     tolerance: Annotated[float | None, Option(help="Largest relative error that the check accepts.")] = None,
@@ -72,6 +73,7 @@ def export(
             all_logits=all_logits,
             batch=batch,
             mask=mask,
+            target=target,
             capture=capture,
             flat=flat,
             check=check,

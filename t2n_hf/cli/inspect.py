@@ -106,6 +106,8 @@ def _export(path: Path) -> _Finding:
         "archive": ", ".join(manifest.archives.values()),
         "least_tract": manifest.least_tract,
         "max_context": manifest.max_context,
+        "fixed_shapes": manifest.fixed_shapes or None,
+        "reads": "; ".join(manifest.reads) or None,
     }
     known = {name: value for name, value in facts.items() if value is not None}
     entries = tuple(entry for archive in manifest.archives.values() for entry in _archived(path / archive))

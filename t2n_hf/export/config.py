@@ -5,6 +5,7 @@ from typing import Any, Final, Literal
 
 from t2n_hf.dtypes import dtype_of
 from t2n_hf.errors import ConfigError
+from t2n_hf.nnef.versions import parse_target
 from t2n_hf.trace.capture import CAPTURE_MODES
 
 __all__ = ["ARCHIVE_ENDINGS", "ExportConfig", "archive_dtype"]
@@ -29,12 +30,14 @@ class ExportConfig:
         check: run the archive in tract and compare it with PyTorch.
         tolerance: largest error that the check accepts, relative to the largest value of the output; None: by dtype.
         all_logits: logits of every position, not of the last one only.
-        capture: "pieces" (each distinct layer once), "whole", or "auto": pieces where they are possible.
+        capture: "pieces" (each distinct layer once), "whole", "dispatch" (at fixed lengths), or "auto": pieces where
+            they are possible, and fixed lengths where nothing else is.
         flat: write the graph without fragments.
         compression_level: of a tgz, 0 to 9; 0 stores, because Q4_0 hardly compresses.
         max_context: largest number of positions, past included; None takes the model's.
         batch: take several sequences at once (models that generate; others always do).
         mask: take a mask for sequences that are padded on the left (the same).
+        target: "tract==X.Y.Z", the oldest tract that has to run the archive; None: the newest that is known.
     """
 
     dtype: Literal["f32", "f16"] | None = None
@@ -53,6 +56,7 @@ class ExportConfig:
     max_context: int | None = None
     batch: bool = False
     mask: bool = False
+    target: str | None = None
 
     def __post_init__(self) -> None:
         """Check every option. Raises ConfigError."""
@@ -60,6 +64,8 @@ class ExportConfig:
             object.__setattr__(self, "dtype", archive_dtype(self.dtype))
         _one_of("format", self.format, tuple(ARCHIVE_ENDINGS))
         _one_of("capture", self.capture, CAPTURE_MODES)
+        if self.target is not None:
+            parse_target(self.target)
         if not 0 <= self.compression_level <= _MAX_COMPRESSION:
             raise ConfigError(f"compression_level={self.compression_level}; expected 0 to {_MAX_COMPRESSION}")
         if self.compression_level and self.format != "tgz":
@@ -72,6 +78,11 @@ class ExportConfig:
     def archive_name(self, part: str) -> str:
         """Name, inside the export folder, of the archive of a part ("model" of a model that is one graph)."""
         return f"{part}{ARCHIVE_ENDINGS[self.format]}"
+
+    @property
+    def tract_version(self) -> str | None:
+        """The version of the target; None when there is none."""
+        return None if self.target is None else parse_target(self.target)
 
     def with_dtype(self, model_dtype: object) -> "ExportConfig":
         """Fill in `dtype` from that of a model (a torch dtype), unless it was given."""

@@ -24,8 +24,9 @@ from t2n_hf.export.report import ExportReport, Stopwatch, peak_rss_bytes
 from t2n_hf.export.verify import Verdict, verify_parts
 from t2n_hf.export.weights import total_by_format
 from t2n_hf.hf.tasks import ONE_GRAPH, Pipeline, pipeline_of
+from t2n_hf.nnef.versions import version_key
 from t2n_hf.store.manifest import MANIFEST_NAME
-from t2n_hf.tract.version import require_tract, tract_version
+from t2n_hf.tract.version import require_tract
 
 __all__ = ["export_nnef"]
 
@@ -75,6 +76,7 @@ def export_nnef(
     max_context: int | None = None,
     batch: bool = False,
     mask: bool = False,
+    target: str | None = None,
     tolerance: float | None = None,
     device_map: Any = None,  # noqa: ANN401 - what from_pretrained takes
     max_memory: Mapping[int | str, int | str] | None = None,
@@ -104,13 +106,17 @@ def export_nnef(
         format: "tgz", "tar" or "dir", an open folder.
         overwrite: replace an older export at `path`.
         all_logits: give the logits of every new position, not of the last one only.
-        capture: "pieces" traces each distinct layer once, "whole" all of them, "auto" prefers pieces.
+        capture: "pieces" traces each distinct layer once, "whole" all of them, "auto" prefers pieces. "dispatch" runs
+            the model once on its example, for what torch.export refuses: lengths are fixed, and what the model asks of
+            its inputs' values is answered for good (`ExportReport.reads`); "auto" does so where it asks nothing.
         flat: write the graph without fragments.
         compression_level: of a tgz, 0 (stored) to 9.
         max_context: largest number of positions; default: the model's.
         batch: take several sequences at once, [B, S] (text-generation; other tasks always do).
         mask: take `attention_mask` [B, P+S] and, where the model does, `position_ids` [B, S], so that sequences may be
             padded on the left (text-generation; other tasks always take a mask).
+        target: "tract==X.Y.Z": the archive has to run with this version of tract and later ones, so that nothing newer
+            is used; default: the newest that is known. The manifest's `least_tract` says what came of it.
         tolerance: largest error that the check accepts, relative to the largest value of an output; default: 1e-4 for
             f32, 2e-2 for f16.
         device_map: where the weights of a checkpoint live while exporting; default: all on disk.
@@ -124,6 +130,7 @@ def export_nnef(
         CheckpointNotFoundError: `model` names no checkpoint.
         OutputExistsError: `path` exists, and `overwrite` is not set, or it holds the model itself, or no export.
         CaptureError: the module cannot be captured.
+        EmitError: a form of an operator that cannot be exported, or what the target does not run.
         MissingEmittersError: operators that cannot be exported; all of them, before anything is written.
         QuantizationError: a weight holds NaN, or values that f16 cannot hold.
         FormatError: a weight is too large for a `.dat` file (4 GiB), by name, before anything is written.
@@ -148,6 +155,7 @@ def export_nnef(
         max_context=max_context,
         batch=batch,
         mask=mask,
+        target=target,
     )
     examples = _Examples(
         args=example_args,
@@ -234,7 +242,8 @@ def _export(job: _Job, watch: Stopwatch) -> ExportReport:
         with watch.phase("check"):
             verdict = verify_parts(pipeline, parts, config, staging)
         with watch.phase("finish"):
-            least_tract = tract_version() if verdict.result is not None else None
+            needed = max((part.graph.least_tract for part in parts), key=version_key)
+            least_tract = needed if verdict.result is not None else None
             manifest = write_manifest(
                 staging, config, pipeline.task, parts, job.origin, least_tract=least_tract, archive_files=files
             )
@@ -308,4 +317,6 @@ def _report(job: _Job, config: ExportConfig, parts: Sequence[Part], verdict: Ver
         weight_bytes=sum(part.weight_bytes for part in parts),
         formats=total_by_format([weight for part in parts for weight in part.graph.weights]),
         dense={name: reason for part in parts for name, reason in part.graph.dense.items()},
+        fixed_shapes=any(part.graph.fixed_shapes for part in parts),
+        reads=tuple(dict.fromkeys(read for part in parts for read in part.graph.reads)),
     )

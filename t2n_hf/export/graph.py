@@ -19,6 +19,7 @@ from t2n_hf.export.reference import InputSpec
 from t2n_hf.export.weights import PlannedWeight, Weight, plan_weight
 from t2n_hf.nnef.dat import BLOCK_FORMATS
 from t2n_hf.nnef.text import to_text
+from t2n_hf.nnef.versions import LEAST_TARGET, least_version
 from t2n_hf.trace.capture import capture
 from t2n_hf.trace.interface import Interface
 
@@ -46,6 +47,9 @@ class Graph:
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
     symbols: tuple[str, ...]
+    least_tract: str = LEAST_TARGET
+    fixed_shapes: bool = False
+    reads: tuple[str, ...] = ()
 
 
 def make_graph(interface: Interface, config: ExportConfig) -> Graph:
@@ -59,7 +63,7 @@ def make_graph(interface: Interface, config: ExportConfig) -> Graph:
     choices = choose_formats(interface.weight_owner, config)
     captured = capture(interface, getattr(torch, dtype_named(config.dtype).torch), config.capture)  # type: ignore[arg-type]
     formats = {name: WeightFormatInfo(choice.format, choice.transposed) for name, choice in choices.items()}
-    lowered = lower(captured, formats, dtype=config.dtype, properties=_properties(interface), flat=config.flat)
+    lowered = lower(captured, formats, dtype=config.dtype, properties=_properties(interface), flat=config.flat, target=config.tract_version)
     names = {symbol: sympy.Symbol(name) for symbol, name in captured.symbols.items()}
     return Graph(
         text=to_text(lowered.document),
@@ -70,6 +74,9 @@ def make_graph(interface: Interface, config: ExportConfig) -> Graph:
         inputs=tuple(_shape(node, name, names) for node, name in captured.inputs),
         outputs=tuple(_shape(node, name, names) for node, name in captured.outputs),
         symbols=tuple(lowered.document.symbols),
+        least_tract=least_version(lowered.document),
+        fixed_shapes=captured.fixed_shapes,
+        reads=captured.reads,
     )
 
 

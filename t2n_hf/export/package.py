@@ -110,6 +110,8 @@ def write_manifest(
         architecture=type(owner).__name__,
         **_signature(main),
         max_context=main.interface.extra.get("max_context"),
+        fixed_shapes=any(part.graph.fixed_shapes for part in parts),
+        reads=list(dict.fromkeys(read for part in parts for read in part.graph.reads)),
         dense=[{"name": name, "reason": reason} for name, reason in dense.items()],
         parts=[{"name": part.name, "archive": part.archive, **_signature(part)} for part in parts if len(parts) > 1],
         files=list_files(staging, {name: FileEntry(*written) for name, written in archive_files.items()}),

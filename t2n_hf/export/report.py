@@ -74,6 +74,10 @@ class ExportReport:
         weight_bytes: payload of all `.dat` files, headers included.
         formats: weights by format: how many, and their bytes.
         dense: weight name -> why it is dense although it is, or was to be, quantized.
+        fixed_shapes: whether the archive runs at the lengths of the example alone, because torch.export refuses the
+            model, or because that was asked for.
+        reads: what the model asked of the values of its inputs while it was captured, and was told: the archive holds
+            for inputs that answer the same.
     """
 
     folder: Path
@@ -89,6 +93,8 @@ class ExportReport:
     weight_bytes: int
     formats: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     dense: Mapping[str, str] = field(default_factory=dict)
+    fixed_shapes: bool = False
+    reads: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it."""
@@ -110,6 +116,10 @@ class ExportReport:
             + ", ".join(f"{name} {value:.1f}" for name, value in self.seconds.items() if name != "total"),
             f"memory    {format_bytes(self.peak_rss_bytes)} at its peak",
         ]
+        if self.fixed_shapes:
+            lines.append("lengths   fixed at those of the example: there is no capture of this model with free ones")
+        if self.reads:
+            lines += ["holds for inputs that answer the same", *(f"  {read}" for read in self.reads)]
         return "\n".join([*lines, *self._dense_lines()])
 
     def _check_line(self) -> str:

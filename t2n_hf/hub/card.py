@@ -176,7 +176,9 @@ def _running(manifest: ExportManifest) -> list[str]:
         )
     sections.append(_alone(manifest))
     if manifest.least_tract:
-        sections.append(f"It was run with tract {manifest.least_tract}; older versions were not tried.")
+        tried = manifest.versions.get("tract")
+        run = f"; it was run with {tried}" if tried else ""
+        sections.append(f"It needs tract {manifest.least_tract} or later{run}.")
     return sections
 
 
@@ -228,6 +230,10 @@ def _interface(manifest: ExportManifest) -> str:
     notes = []
     if symbols:
         notes.append(f"Free dimensions: {', '.join(f'`{symbol}`' for symbol in symbols)}.")
+    if manifest.fixed_shapes:
+        notes.append("It runs at these shapes alone: the model was captured at fixed lengths.")
+    if manifest.reads:
+        notes.append(f"It holds for inputs that answer the same as when it was captured: {'; '.join(manifest.reads)}.")
     if manifest.max_context:
         notes.append(f"At most {manifest.max_context} positions, past included.")
     return "\n\n".join(["## Inputs and outputs", *tables, *([" ".join(notes)] if notes else [])])

@@ -40,7 +40,7 @@ _TEXTS: Final = ("archive", "dtype", "weights")
 _OPTIONAL_TEXTS: Final = ("task", "model_type", "architecture", "least_tract")
 _KINDS: Final[Mapping[str, type]] = {
     **dict.fromkeys(("source", "versions", "files"), dict),
-    **dict.fromkeys(("inputs", "outputs", "symbols", "dense", "parts"), list),
+    **dict.fromkeys(("inputs", "outputs", "symbols", "dense", "parts", "reads"), list),
 }
 _VALUE_KEYS: Final = {"name", "dtype", "shape"}
 _PART_KEYS: Final = {"name", "archive", "inputs", "outputs", "symbols"}
@@ -64,11 +64,15 @@ class ExportManifest:
         weights: format of the quantized weights, such as "q4_0"; "none" when all are dense.
         source: `id` (Hub id or None) and `revision` (commit or None) of the model.
         versions: name of a package -> its version.
-        least_tract: least version of tract that this archive was run with; None when it was not run.
+        least_tract: least version of tract that runs what the archive is made of, as measured with every version; None
+            when the archive itself was not run. `versions` says with which version it was.
         task: such as "text-generation"; `model_type` and `architecture` as in the model's config.
         inputs: one object per input: `name`, `dtype`, `shape` (integers, or texts such as "S+P"). outputs: the same.
         symbols: names of the free dimensions.
         max_context: largest number of positions, past included; None when not bounded.
+        fixed_shapes: whether it runs at the shapes of its inputs alone: it was captured at fixed lengths.
+        reads: what the model asked of the values of its inputs when it was captured, and was told: the archive holds
+            for inputs that answer the same.
         parts: one object per graph of a model that is several: `name`, `archive`, `inputs`, `outputs` and `symbols`, in
             the order in which they run. An input with the name of an output of an earlier part takes that output.
             Empty for a model that is one graph; of several, `archive` and what goes with it are those of the last.
@@ -95,6 +99,8 @@ class ExportManifest:
     outputs: Sequence[Mapping[str, Any]] = ()
     symbols: Sequence[str] = ()
     max_context: int | None = None
+    fixed_shapes: bool = False
+    reads: Sequence[str] = ()
     dense: Sequence[Mapping[str, str]] = ()
     parts: Sequence[Mapping[str, Any]] = ()
     files: Mapping[str, FileEntry] = field(default_factory=dict)
@@ -118,7 +124,10 @@ class ExportManifest:
                 _expect(
                     isinstance(item, Mapping) and keys <= item.keys(), name, f"{', '.join(sorted(keys))} of each", item
                 )
-        _expect(all(isinstance(symbol, str) for symbol in self.symbols), "symbols", "texts", self.symbols)
+        _expect(isinstance(self.fixed_shapes, bool), "fixed_shapes", "true or false", self.fixed_shapes)
+        for name in ("symbols", "reads"):
+            texts = getattr(self, name)
+            _expect(all(isinstance(text, str) for text in texts), name, "texts", texts)
         _check_names(list(self.files))
         for archive in self.archives.values():
             _expect(isinstance(archive, str), "archive", "a text", archive)
@@ -165,7 +174,7 @@ class ExportManifest:
         value["files"] = {name: {"sha256": entry.sha256, "size": entry.size} for name, entry in self.files.items()}
         version = self.PARTS_VERSION if self.parts else self.SCHEMA_VERSION
         value |= {"schema_version": version, "source": dict(self.source), "versions": dict(self.versions)}
-        value |= {name: list(value[name]) for name in ("inputs", "outputs", "symbols", "dense")}
+        value |= {name: list(value[name]) for name in ("inputs", "outputs", "symbols", "dense", "reads")}
         value["parts"] = [dict(part) for part in self.parts]
         if not self.parts:
             del value["parts"]

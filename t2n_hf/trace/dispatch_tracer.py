@@ -32,6 +32,7 @@ _OWN: Final = str(Path(__file__).parent)
 _LAYERS: Final = (f"{_TORCH}/nn/", f"{_TORCH}/functional.py")
 _CALLS: Final = f"{_TORCH}/nn/modules/module.py"
 
+_SHOWN: Final = 80
 # Names that the code of a graph uses itself.
 _TAKEN: Final = frozenset({*dir(builtins), "NoneType", "device", "fx_pytree", "inf", "nan", "pytree", "self", "torch"})
 
@@ -42,16 +43,19 @@ class ValueRead:
 
     Attributes:
         op: the operator or method that told it.
-        result: what it told, as text.
-        where: `file:line: code` of the line that asked.
+        result: what it told, as text; a long one is cut.
+        file: of the line that asked; `line` is its number and `code` its text.
     """
 
     op: str
     result: str
-    where: str
+    file: str
+    line: int
+    code: str
 
     def __str__(self) -> str:
-        return f"{self.op} gave {self.result} at {self.where}"
+        """One line; the file is named without its folder, which may tell whose computer it was."""
+        return f"{self.op} gave {self.result} at {Path(self.file).name}:{self.line}: {self.code}"
 
 
 class _Recording(TorchDispatchMode):
@@ -170,7 +174,9 @@ class DispatchTracer(fx.Tracer):
     def note_read(self, func: Any, result: Any) -> None:
         """Keep in `reads` that the traced code was told `result`, which depends on values of the inputs."""
         shapes = pytree.tree_map_only(torch.Tensor, lambda tensor: f"shape {tuple(tensor.shape)}", result)
-        self.reads.append(ValueRead(str(func), str(shapes), _asking_line()))
+        text = str(shapes)
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        self.reads.append(ValueRead(str(func), shown, *_asking_line()))
 
     def _wrap(self, tensor: torch.Tensor, proxy: fx.Proxy, *, is_immutable: bool = False) -> PythonTensor:
         with _disable_current_modes():
@@ -330,12 +336,12 @@ def _traced_lines() -> Iterator[str]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _asking_line() -> str:
-    """`file:line: code` of the innermost line of the traced code that is no torch."""
+def _asking_line() -> tuple[str, int, str]:
+    """File, number and text of the innermost line of the traced code that is no torch."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not DispatchTracer.trace.__code__:
         name = frame.f_code.co_filename
         if not name.startswith((_TORCH, _OWN, "<")):
-            return f"{name}:{frame.f_lineno}: {linecache.getline(name, frame.f_lineno).strip()}"
+            return name, frame.f_lineno, linecache.getline(name, frame.f_lineno).strip()
         frame = frame.f_back  # type: ignore[assignment]
-    return "an unknown line"
+    return "", 0, "a line that is not known"

@@ -54,6 +54,10 @@ def samples(info):
         yield (sample.input, *sample.args), sample.kwargs
 
 
+def copied(tree):
+    return pytree.tree_map_only(torch.Tensor, copy.deepcopy, tree, is_leaf=_is_size)
+
+
 def faked(tree):
     mode = FakeTensorMode()
     return pytree.tree_map_only(torch.Tensor, lambda tensor: mode.from_tensor(tensor), tree, is_leaf=_is_size)
@@ -79,9 +83,9 @@ def assert_same(result, expected):
 
 def check(function, args, kwargs, mode):
     """Trace `function`, and run the graph beside it; arguments must survive the trace."""
-    before = copy.deepcopy((args, kwargs))
+    before = copied((args, kwargs))
     with MODES[mode]():
-        expected = seeded(function, *copy.deepcopy((args, kwargs)))
+        expected = seeded(function, *copied((args, kwargs)))
         module = dispatch_trace(function, *(faked((args, kwargs)) if mode == "fake" else (args, kwargs)))
         assert_same((args, kwargs), before)
         assert_same(seeded(module, args, kwargs), expected)
@@ -113,7 +117,7 @@ def test_written_in_place_through_a_view_it_reaches_the_whole_tensor(name):
     done = 0
     for args, kwargs in samples(info):
         try:
-            function(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+            function(*copied(args), **copied(kwargs))
         except RuntimeError:
             continue  # a sample whose result has another shape cannot be written in place
         check(function, args, kwargs, "no_gradients")
