@@ -293,7 +293,12 @@ def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def _vocabulary(model: nn.Module) -> int | None:
     get = getattr(model, "get_input_embeddings", None)
-    return getattr(get(), "num_embeddings", None) if callable(get) else None
+    if not callable(get):
+        return None
+    try:
+        return getattr(get(), "num_embeddings", None)
+    except NotImplementedError:  # a model of images or sounds has no table of words
+        return None
 
 
 def bounds_of(dynamic_shapes: Any) -> dict[str, tuple[int, int | None]]:  # noqa: ANN401 - what torch.export.export takes

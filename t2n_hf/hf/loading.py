@@ -190,7 +190,10 @@ def _read_config(path_or_id: str | Path, options: Mapping[str, Any]) -> Any:  # 
 
 def _loader(config: Any, task: str | None, options: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a class of transformers
     if task is not None:
-        return auto_class(task, config)
+        auto = auto_class(task, config)
+        # A model of images and text has its language model in it, which no auto class knows by that configuration.
+        if type(config) in auto._model_mapping or getattr(config, "auto_map", None) or not config.architectures:
+            return auto
     for name in config.architectures or ():
         if hasattr(transformers, name):
             return getattr(transformers, name)

@@ -55,6 +55,9 @@ def main_input(model: PreTrainedModel, name: str, batch: Any) -> ModelInput:  # 
         shape = (_BATCH, *image_shape(model.config))
         return ModelInput(name=name, example=torch.zeros(shape), dims={0: batch})
     if name == "input_values":
+        frames, mels = getattr(model.config, "max_length", None), getattr(model.config, "num_mel_bins", None)
+        if mels is not None and isinstance(frames, int):  # spectrograms of one length
+            return ModelInput(name=name, example=torch.zeros(_BATCH, frames, mels), dims={0: batch})
         return _sound(name, (_BATCH, _SAMPLES), _FEWEST_SAMPLES, batch)
     if name == "input_features":
         return _features(model, batch)
