@@ -153,7 +153,8 @@ class Builder:
 
     def _branch(self, operand: Operand, dtype: torch.dtype, rank: int) -> Any:  # noqa: ANN401 - a literal or a value
         # A literal beside the condition is f32: any other dtype needs a tensor.
-        if dtype is torch.float32 and is_number(operand) and not isinstance(operand, sympy.Expr):
+        plain = is_number(operand) and not isinstance(operand, sympy.Expr) and operand == operand
+        if dtype is torch.float32 and plain:
             return float(operand)  # type: ignore[arg-type]
         return self.raised(self.tensor(operand, dtype, (1,) * rank), rank)
 

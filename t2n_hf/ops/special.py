@@ -69,7 +69,7 @@ _LANCZOS: Final = (
 @_emits(_aten.lgamma.default)
 def lgamma(emit: Emit, x: Value) -> Value:
     """Logarithm of the size of the gamma function."""
-    kind = torch.float64  # terms of a thousand cancel
+    kind = torch.float64  # terms of a thousand cancel; their factors are read in single precision
     x = emit.cast(x, kind)
     below = emit.binary("gt", 0.5, x, kind, torch.bool)
     above = emit.select(below, emit.binary("sub", 1, x, kind), x, kind)  # by reflection
@@ -82,7 +82,9 @@ def lgamma(emit: Emit, x: Value) -> Value:
     power = emit.binary("mul", emit.binary("add", z, 0.5, kind), emit.unary("log", shifted), kind)
     size = emit.binary("add", power, 0.5 * math.log(2 * math.pi), kind)
     size = emit.binary("add", emit.binary("sub", size, shifted, kind), emit.unary("log", total), kind)  # type: ignore[arg-type]
-    sine = emit.unary("abs", emit.unary("sin", emit.binary("mul", x, math.pi, kind)))
+    # Whole turns are taken away first: at the poles only what is left counts.
+    rest = emit.binary("sub", x, emit.unary("floor", x), kind)
+    sine = emit.unary("abs", emit.unary("sin", emit.binary("mul", rest, math.pi, kind)))
     reflected = emit.binary("sub", math.log(math.pi), emit.binary("add", emit.unary("log", sine), size, kind), kind)
     value = emit.select(below, reflected, size, kind)
     whole = compare(emit, "eq", x, emit.unary("floor", x))

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import torch
 
+from t2n_hf.ops.comparison import compare
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.table import EMITTERS
 from t2n_hf.ops.value import Value
@@ -68,14 +69,31 @@ def _float_function(op: str) -> Any:  # noqa: ANN401 - an emitter
 
 def _rounding(op: str) -> Any:  # noqa: ANN401 - an emitter
     def emitter(emit: Emit, x: Value) -> Value:
-        return emit.unary(op, x) if x.dtype.is_floating_point else x
+        if not x.dtype.is_floating_point:
+            return x
+        if op == "tract_core_round_even" and x.dtype is torch.float64:
+            return _rounded_even(emit, x)
+        return emit.unary(op, x)
 
     return emitter
 
 
+def _rounded_even(emit: Emit, x: Value) -> Value:
+    """`x` rounded, halves to even, of f64, for which tract's operator has no form."""
+    half = emit.binary("mul", emit.unary("floor", emit.binary("mul", x, 0.5, x.dtype)), 2, x.dtype)  # even, below x
+    above = emit.binary("sub", x, half, x.dtype)  # from 0 to 2
+    step = emit.select(emit.binary("gt", above, 0.5, x.dtype, torch.bool), 1, 0, x.dtype)
+    far = emit.binary("tract_core_bitor", compare(emit, "gt", above, 1.5), compare(emit, "eq", above, 1.5), torch.bool)
+    return emit.binary("add", half, emit.select(far, 2, step, x.dtype), x.dtype)
+
+
 def _number_function(op: str) -> Any:  # noqa: ANN401 - an emitter
     def emitter(emit: Emit, x: Value) -> Value:
-        return x if x.dtype is torch.bool else emit.unary(op, x)
+        if x.dtype is torch.bool:
+            return x
+        if op == "sign" and not x.dtype.is_floating_point:  # tract has it of integers since 0.23.5
+            return emit.cast(emit.unary(op, emit.cast(x, torch.float64)), x.dtype)
+        return emit.unary(op, x)
 
     return emitter
 
