@@ -24,11 +24,9 @@ from t2n_hf.trace.outline import outline_layers
 from t2n_hf.trace.passes import make_pure, simplify
 from t2n_hf.trace.passes.writes import refuse_kept_writes
 from t2n_hf.trace.pieces import PieceRecorder
-from t2n_hf.trace.recurrent import RecurrentLayersKept
 from t2n_hf.trace.rewrites import rewrites_used
 from t2n_hf.trace.same_graph import join_equal_pieces
 from t2n_hf.trace.swap import plain_tensors_kept
-from t2n_hf.trace.tensor_lengths import TensorLengthsKept
 
 __all__ = ["CAPTURE_MODES", "capture"]
 
@@ -133,7 +131,7 @@ _RECURRENT_LISTS: Final = r"The tensor attributes? (self\.[\w.]*_flat_weights\[\
 
 def _export(flat: FlatInterface, asserts: tuple[str, ...]) -> torch.export.ExportedProgram:
     try:
-        with warnings.catch_warnings(), RecurrentLayersKept(), TensorLengthsKept():
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", _RECURRENT_LISTS)
             return export_with_lengths(flat.module, *flat.firsts, asserts)
     except (T2NError, PieceError):

@@ -12,7 +12,9 @@ from torch.utils import _pytree as pytree
 from t2n_hf.errors import CaptureError, ConfigError
 from t2n_hf.trace.alike import groups_of, spread
 from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.recurrent import RecurrentLayersKept
 from t2n_hf.trace.swap import buffers_watched
+from t2n_hf.trace.tensor_lengths import TensorLengthsKept
 
 __all__ = ["FlatModule", "dim_name", "flatten_interface"]
 
@@ -60,7 +62,8 @@ class FlatModule(nn.Module):
         total = len(tensors) + len(self._constants)
         leaves = [self._constants[at] if at in self._constants else next(rest) for at in range(total)]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        with buffers_watched(self.module):
+        # Here, and not around the whole of torch.export, which asks each tensor for its attributes again and again.
+        with buffers_watched(self.module), RecurrentLayersKept(), TensorLengthsKept():
             results = pytree.tree_leaves(self.module(*args, **kwargs))
         results = [result for result in results if result is not None]
         wrong = sorted({type(result).__name__ for result in results if not isinstance(result, torch.Tensor)})
