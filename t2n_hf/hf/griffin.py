@@ -39,7 +39,7 @@ def capturable_griffin(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _blocks(model: nn.Module) -> Iterator[tuple[int, nn.Module]]:
+def _blocks(model: nn.Module) -> Iterator[tuple[int, Any]]:
     """The blocks, with the numbers of their layers."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList):

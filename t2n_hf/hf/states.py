@@ -150,11 +150,11 @@ class StateCache(DynamicCache):
 
     def tensors(self) -> list[torch.Tensor]:
         """All tensors as they are now."""
-        return [
-            tensor
-            for layer, states in zip(self.layers, self.layout, strict=True)
-            for tensor in _tensors_of(layer, states)
-        ]
+        return [tensor for part in self.parts() for tensor in part]
+
+    def parts(self) -> list[list[torch.Tensor]]:
+        """The tensors of each layer as they are now."""
+        return [_tensors_of(layer, states) for layer, states in zip(self.layers, self.layout, strict=True)]
 
 
 def _layer(states: LayerStates, tensors: list[torch.Tensor]) -> Any:  # noqa: ANN401 - layers have no common type
@@ -186,16 +186,17 @@ def _plain(cache: StateCache) -> _Layout:
     return tuple((states.attention, states.convolutions, states.recurrent) for states in cache.layout)
 
 
-def _flatten(cache: StateCache) -> tuple[list[torch.Tensor], _Layout]:
-    return cache.tensors(), _plain(cache)
+def _flatten(cache: StateCache) -> tuple[list[list[torch.Tensor]], _Layout]:
+    """One list for each layer: layers keep different numbers of tensors."""
+    return cache.parts(), _plain(cache)
 
 
 def _flatten_with_keys(cache: StateCache) -> tuple[list[tuple[Any, Any]], _Layout]:
-    return [(pytree.SequenceKey(i), tensor) for i, tensor in enumerate(cache.tensors())], _plain(cache)
+    return [(pytree.SequenceKey(number), part) for number, part in enumerate(cache.parts())], _plain(cache)
 
 
-def _unflatten(tensors: Any, layout: _Layout) -> StateCache:  # noqa: ANN401 - pytree passes any iterable
-    return StateCache(list(tensors), [LayerStates(*states) for states in layout])
+def _unflatten(parts: Any, layout: _Layout) -> StateCache:  # noqa: ANN401 - pytree passes any iterable
+    return StateCache([tensor for part in parts for tensor in part], [LayerStates(*states) for states in layout])
 
 
 pytree.register_pytree_node(StateCache, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)

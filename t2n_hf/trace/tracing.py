@@ -1,5 +1,6 @@
 """One layer traced by itself, on the fake tensors of the model around it."""
 
+import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make
 from torch.utils import _pytree as pytree
 
 from t2n_hf.trace.captured import Piece
-from t2n_hf.trace.layers import Arguments, PieceError
+from t2n_hf.trace.layers import Argument, Arguments, PieceError
 from t2n_hf.trace.piece_by_piece_serialize import serialize_args, type_as_str_with_info
 from t2n_hf.trace.swap import buffers_watched, tensors_of, tensors_replaced
+from t2n_hf.trace.tree_text import tree_spec_from_name
 from t2n_hf.trace.watchers import hooks_left_out, watched_from_outside
 
 __all__ = ["TracedLayer", "trace_layer"]
@@ -56,8 +58,9 @@ class TracedLayer:
     def state_shift(self, arguments: Arguments, mine: int | None, other: int | None) -> dict[int, int] | None:
         """How far the leaves of the state (a cache) are moved for another layer, by leaf; None if that cannot be told.
 
-        A layer that changes tensors of a container is taken to use that container's part number `layer_idx`, all parts
-        of one length; it is checked that the traced layer used just that part.
+        A layer that changes tensors of a container is taken to use that container's part number `layer_idx`: its child
+        of that number, or as many leaves as the layer uses where the children are leaves. It is checked that the traced
+        layer used nothing else.
         """
         shift: dict[int, int] = {}
         for argument in arguments.arguments:
@@ -72,11 +75,23 @@ class TracedLayer:
                 continue
             if mine is None or other is None:
                 return None
-            start = argument.start + mine * len(used)
-            if used != list(range(start, start + len(used))):
+            parts = _parts(argument, len(used))
+            if not (mine < len(parts) and other < len(parts) and set(used) <= set(parts[mine])):
                 return None
-            shift.update(dict.fromkeys(used, (other - mine) * len(used)))
+            if len(parts[mine]) != len(parts[other]):
+                return None
+            shift.update(dict.fromkeys(used, parts[other].start - parts[mine].start))
         return shift
+
+
+def _parts(argument: Argument, size: int) -> list[range]:
+    """Leaves of each part of a container; parts are of `size` leaves where its children are leaves."""
+    children = tree_spec_from_name(argument.kind)[1].children()
+    sizes = [child.num_leaves for child in children]
+    if all(child.is_leaf() for child in children):
+        sizes = [size] * (len(children) // size)
+    ends = itertools.accumulate(sizes, initial=argument.start)
+    return [range(start, stop) for start, stop in itertools.pairwise(ends)]
 
 
 @dataclass

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from models import build, m1
+from models import SHAPE, build, m1
 from recurrent_models import RECURRENT, recurrent
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Lfm2Config, Lfm2ForCausalLM
 
 from t2n_hf import TractModelForCausalLM, export_nnef
 from t2n_hf.errors import ConfigError
+from t2n_hf.hf.tasks import interface_of
+from t2n_hf.trace.capture import capture
 from t2n_hf.tract.runner import TractRunner
 
 pytestmark = pytest.mark.tract
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.tract
 IDS = torch.randint(3, 256, (1, 20), generator=torch.Generator().manual_seed(2))
 # Prefill and steps, steps from nothing, prefills on a past.
 SPANS = ((9, 1, 1), (1, 1, 1), (6,), (5, 4, 1, 2))
-QUICK = ("mamba", "granitemoehybrid", "qwen3_next", "lfm2")
+QUICK = ("mamba", "granitemoehybrid", "qwen3_next")
 
 
 @torch.no_grad()
@@ -47,6 +49,14 @@ def test_states_go_on_in_tract_as_in_one_call_of_transformers(name, tmp_path):
 def test_the_check_of_an_export_passes_with_batches_and_padding(name, tmp_path):
     report = export_nnef(recurrent(name), tmp_path / "export", batch=True, mask=True)
     assert report.check == "passed"
+
+
+def test_layers_that_keep_different_numbers_of_tensors_are_not_taken_for_each_other(tmp_path):
+    kinds = ["conv", "conv", "full_attention", "conv", "conv", "full_attention"]
+    model = build(Lfm2ForCausalLM, Lfm2Config(**SHAPE | {"num_hidden_layers": 6}, layer_types=kinds))
+    captured = capture(interface_of(model), torch.float32, "pieces")
+    assert [call.piece for call in captured.calls.values()] == [0, 0, 1, 0, 0, 1]
+    compare(model, export_nnef(model, tmp_path / "export", check=False).archive)
 
 
 def test_latent_attention_is_right_in_tract(tmp_path):
