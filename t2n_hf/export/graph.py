@@ -63,7 +63,14 @@ def make_graph(interface: Interface, config: ExportConfig) -> Graph:
     choices = choose_formats(interface.weight_owner, config)
     captured = capture(interface, getattr(torch, dtype_named(config.dtype).torch), config.capture)  # type: ignore[arg-type]
     formats = {name: WeightFormatInfo(choice.format, choice.transposed) for name, choice in choices.items()}
-    lowered = lower(captured, formats, dtype=config.dtype, properties=_properties(interface), flat=config.flat, target=config.tract_version)
+    lowered = lower(
+        captured,
+        formats,
+        dtype=config.dtype,
+        properties=_properties(interface),
+        flat=config.flat,
+        target=config.tract_version,
+    )
     names = {symbol: sympy.Symbol(name) for symbol, name in captured.symbols.items()}
     return Graph(
         text=to_text(lowered.document),

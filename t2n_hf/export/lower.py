@@ -7,10 +7,11 @@ from typing import Any, Final, Literal
 import torch
 
 from t2n_hf.dtypes import dtype_named
-from t2n_hf.errors import MissingEmittersError
+from t2n_hf.errors import EmitError, MissingEmittersError
 from t2n_hf.export.decompose import decompose_unknown
 from t2n_hf.export.lowered import Lowered, MissingOp, WeightBinding, WeightFormatInfo
 from t2n_hf.export.lowering import Lowering
+from t2n_hf.nnef.versions import needs_of, version_key
 from t2n_hf.ops.attention import rope
 from t2n_hf.ops.emit import Emit, EmitOptions, module_of, source_line
 from t2n_hf.ops.plugins import OPS_GROUP, declared_emitters
@@ -70,6 +71,7 @@ def lower(
     flat: bool = False,
     canonical: Mapping[str, str] | None = None,
     attention: Literal["decomposed", "sdpa"] = "decomposed",
+    target: str | None = None,
 ) -> Lowered:
     """Write a captured model as a document.
 
@@ -81,10 +83,11 @@ def lower(
         flat: write layers in place instead of as fragments.
         canonical: name of a weight -> the one name it is written under; by default tied weights have their first name.
         attention: "decomposed", or "sdpa" for tract's own operator.
+        target: version of tract that has to run the document; None for the newest that is known.
 
     Raises:
         MissingEmittersError: operators without an emitter; all of them are listed.
-        EmitError: an emitter refuses a form of its operator.
+        EmitError: an emitter refuses a form of its operator, or the target lacks what the model needs.
     """
     table = emitter_table(_targets(captured))
     known = {*table.overloads(), LAYER_OP}
@@ -93,7 +96,7 @@ def lower(
     missing = missing_emitters(captured)
     if missing:
         raise MissingEmittersError(_missing_text(missing))
-    options = EmitOptions(float_dtype=getattr(torch, dtype_named(dtype).torch), attention=attention)
+    options = EmitOptions(float_dtype=getattr(torch, dtype_named(dtype).torch), attention=attention, target=target)
     names = captured.canonical if canonical is None else canonical
     blocks = {names.get(name, name): info for name, info in formats.items() if info.format != "dense"}
     reasons: dict[str, str] = {}
@@ -102,9 +105,20 @@ def lower(
         run = Lowering(captured, table, usable, names, options, flat)
         lowered = run.run(properties or {}, reasons)
         if not run.forced_dense:
+            _refuse_newer(lowered, target)
             return lowered
         # A weight whose format cannot be used in one place is dense in all, and the text may change with that.
         reasons.update(run.forced_dense)
+
+
+def _refuse_newer(lowered: Lowered, target: str | None) -> None:
+    if target is None:
+        return
+    newer = [need for need in needs_of(lowered.document) if version_key(need.version) > version_key(target)]
+    if newer:
+        texts = ", ".join(f"{need.what} (since {need.version})" for need in newer)
+        least = max((need.version for need in newer), key=version_key)
+        raise EmitError(f"tract {target} does not run this model, which needs {texts}; export it for tract=={least}")
 
 
 def _missing_text(missing: list[MissingOp]) -> str:

@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 import torch
 
+from t2n_hf.nnef.versions import since
 from t2n_hf.ops.builder import Builder
 from t2n_hf.ops.dims import Length
 from t2n_hf.ops.emit import Emit
@@ -26,7 +27,15 @@ def cumsum(emit: Emit, x: Value, dim: int, **_: object) -> Value:
     x = emit.cast(x, emit.dtype)
     if x.rank == 0:
         return x
-    return emit.unary("tract_core_cumsum", x, axis=axis_of(dim, x.rank), exclusive=False, reverse=False)
+    axis = axis_of(dim, x.rank)
+    if emit.options.reaches(since("tract_core_cumsum")):
+        return emit.unary("tract_core_cumsum", x, axis=axis, exclusive=False, reverse=False)
+    zeros = emit.full(tuple(_without(x, axis)), 0, x.dtype)
+
+    def step(body: Builder, given: Value, states: list[Value]) -> list[Value]:
+        return [body.binary("add", states[0], given, x.dtype)]
+
+    return _scanned(emit, "cumsum", step, x, axis, starts=[zeros])[0]
 
 
 def _scanned(

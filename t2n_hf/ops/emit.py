@@ -12,6 +12,7 @@ from torch import fx
 from t2n_hf.errors import EmitError
 from t2n_hf.nnef.ir import Assign, Name
 from t2n_hf.nnef.names import Namer
+from t2n_hf.nnef.versions import version_key
 from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.builder import Builder
 from t2n_hf.ops.dims import Shape, length_of, same
@@ -32,10 +33,16 @@ class EmitOptions:
     Attributes:
         float_dtype: the dtype of the export; stands for bfloat16 where a model asks for that.
         attention: "decomposed" (products and a softmax; faster in tract on a CPU) or "sdpa" (tract's own operator).
+        target: the version of tract that has to run the archive; None for the newest that is known.
     """
 
     float_dtype: torch.dtype = torch.float32
     attention: Literal["decomposed", "sdpa"] = "decomposed"
+    target: str | None = None
+
+    def reaches(self, version: str) -> bool:
+        """Whether what came with this version of tract may be written."""
+        return self.target is None or version_key(self.target) >= version_key(version)
 
 
 class Emit(Builder):

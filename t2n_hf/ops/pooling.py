@@ -8,6 +8,7 @@ from typing import Any, Final
 import sympy
 import torch
 
+from t2n_hf.nnef.versions import PADDED_BOX_SINCE
 from t2n_hf.ops.dims import Length, same
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.table import EMITTERS
@@ -72,6 +73,9 @@ class _Windows:
         x = self.x
         free = not isinstance(x.shape[1], int)
         source = self.emit.reshape(x, (x.shape[0] * x.shape[1], 1, *x.shape[2:])) if free else x
+        amounts = [(0, 0), (0, 0), *zip(self.padding, self.after, strict=True)]
+        if op == "box" and options["border"] == "constant" and not self.emit.options.reaches(PADDED_BOX_SINCE):
+            source, amounts = self._padded(source, amounts), [(0, 0)] * len(amounts)
         shape = (*source.shape[:2], *self.lengths)
         results = self.emit.call_many(
             op,
@@ -79,11 +83,19 @@ class _Windows:
             outs=[(shape, dtype) for dtype in outs],
             size=[1, 1, *self.kernel],
             stride=[1, 1, *self.stride],
-            padding=[(0, 0), (0, 0), *zip(self.padding, self.after, strict=True)],
+            padding=amounts,
             dilation=[1, 1, *self.dilation],
             **options,
         )
         return [self._cut(self.emit.reshape(result, (*x.shape[:2], *self.lengths))) for result in results]
+
+    def _padded(self, source: Value, amounts: list[tuple[int, int]]) -> Value:
+        """The tensor with zeros around it, for versions of tract that leave padding out of sums and means."""
+        if not any(map(any, amounts)):
+            return source
+        shape = [n + before + after for n, (before, after) in zip(source.shape, amounts, strict=True)]
+        out = (shape, source.dtype)
+        return self.emit.call("pad", source, out=out, padding=amounts, border="constant", value=0.0)
 
     def _cut(self, result: Value) -> Value:
         for axis, (length, wanted) in enumerate(zip(self.lengths, self.wanted, strict=True), start=2):

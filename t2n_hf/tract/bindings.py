@@ -1,12 +1,15 @@
-"""What differs between the Python packages of tract 0.22 and 0.23, in one place. Runs in the worker: numpy and tract only."""
+"""What differs between the Python packages of tract 0.22 and 0.23. Runs in the worker: numpy and tract only."""
 
+import ctypes
+import math
 import re
 from typing import Any, Final
 
 import numpy as np
 import tract
+from tract.bindings import check, lib
 
-__all__ = ["describe", "load", "to_tract"]
+__all__ = ["describe", "load", "to_numpy", "to_tract"]
 
 # Numbers of tract's C interface; both packages give facts by them, or by these names in lower case.
 _NUMPY_NAMES: Final = {
@@ -44,6 +47,21 @@ def to_tract(array: np.ndarray) -> Any:  # noqa: ANN401 - tract has no types
     """A tensor of tract."""
     kind: Any = getattr(tract, "Tensor", None) or tract.Value  # 0.23, 0.22
     return kind.from_numpy(array)
+
+
+def to_numpy(tensor: Any) -> np.ndarray:  # noqa: ANN401 - tract has no types
+    """The values of a tensor of tract."""
+    if hasattr(tract, "Tensor"):
+        return tensor.to_numpy()
+    # The package 0.22 takes every tensor for f32.
+    kind, rank = ctypes.c_uint32(), ctypes.c_size_t()
+    shape, data = ctypes.POINTER(ctypes.c_size_t)(), ctypes.c_void_p()
+    facts = [ctypes.byref(place) for place in (kind, rank, shape, data)]
+    check(lib.tract_value_as_bytes(tensor.ptr, *facts))
+    lengths = [shape[axis] for axis in range(rank.value)]
+    dtype = np.dtype(_NUMPY_NAMES[kind.value])
+    nbytes = dtype.itemsize * math.prod(lengths)
+    return np.frombuffer(ctypes.string_at(data, nbytes), dtype).reshape(lengths).copy()
 
 
 def describe(fact: Any) -> tuple[str, list[str]]:  # noqa: ANN401 - tract has no types

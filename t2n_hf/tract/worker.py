@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, final
 import numpy as np
 import tract
 
-from t2n_hf.tract.bindings import describe, load, to_tract
+from t2n_hf.tract.bindings import describe, load, to_numpy, to_tract
 from t2n_hf.tract.frames import Frame, read_frame, write_frame
 
 __all__ = ["main"]
@@ -48,7 +48,7 @@ class _Session:
     def run(self, arrays: dict[str, np.ndarray], wanted: list[str]) -> dict[str, np.ndarray]:
         """Run once and give the outputs named in `wanted`."""
         results = self._results([arrays[spec["name"]] for spec in self.inputs])
-        return {name: _to_numpy(results[name]) for name in wanted}
+        return {name: to_numpy(results[name]) for name in wanted}
 
     def step(self, arrays: dict[str, np.ndarray], feedback: dict[str, str]) -> dict[str, np.ndarray]:
         """Run once on `arrays` and the kept tensors, keep the outputs in `feedback`, give the others."""
@@ -59,7 +59,7 @@ class _Session:
         values = [_empty(spec, lengths) if spec["name"] in missing else given[spec["name"]] for spec in self.inputs]
         results = self._results(values)
         self._kept = {into: results.pop(name) for name, into in feedback.items()}
-        return {name: _to_numpy(tensor) for name, tensor in results.items()}
+        return {name: to_numpy(tensor) for name, tensor in results.items()}
 
     def _lengths(self, given: dict[str, Any]) -> dict[str, int]:
         """Values of the symbols that are the length of an axis of what is given."""
@@ -74,12 +74,12 @@ class _Session:
         """Make kept and held tensors the given rows of what they are."""
         for tensors in (self._kept, self._held):
             mine = [name for name in names if name in tensors]
-            tensors.update({name: to_tract(_to_numpy(tensors[name])[rows]) for name in mine})
+            tensors.update({name: to_tract(to_numpy(tensors[name])[rows]) for name in mine})
 
     def crop(self, names: list[str], axis: int, length: int) -> None:
         """Cut kept tensors to their first `length` positions along `axis`."""
         cut = (slice(None),) * axis + (slice(length),)
-        self._kept.update({name: to_tract(_to_numpy(self._kept[name])[cut]) for name in names})
+        self._kept.update({name: to_tract(to_numpy(self._kept[name])[cut]) for name in names})
 
     def reset(self) -> None:
         """Forget the kept tensors."""
@@ -101,11 +101,7 @@ def _empty(spec: dict[str, Any], lengths: dict[str, int]) -> np.ndarray:
 
 
 def _shape_of(value: Any) -> tuple[int, ...]:  # noqa: ANN401 - an array, or a tensor of tract
-    return value.shape if isinstance(value, np.ndarray) else _to_numpy(value).shape
-
-
-def _to_numpy(tensor: Any) -> np.ndarray:  # noqa: ANN401 - tract has no types
-    return tensor.to_numpy()
+    return value.shape if isinstance(value, np.ndarray) else to_numpy(value).shape
 
 
 def _answer(session: _Session | None, message: dict[str, Any], arrays: dict[str, np.ndarray]) -> Frame:
