@@ -165,8 +165,8 @@ def export_nnef(
         output_names=output_names,
     )
     examples.refuse_strays()
-    target = Path(path)
-    check_replaceable(target, overwrite, MANIFEST_NAME)
+    folder = Path(path)
+    check_replaceable(folder, overwrite, MANIFEST_NAME)
     if check:
         require_tract()
     watch = Stopwatch()
@@ -182,10 +182,10 @@ def export_nnef(
             module, origin = model, origin_of(model)
         else:
             module, origin, config = load(model, config, loading)
-    _refuse_own_source(target, origin)
+    _refuse_own_source(folder, origin)
     job = _Job(
         module=module,
-        target=target,
+        target=folder,
         config=config,
         examples=examples,
         origin=origin,
