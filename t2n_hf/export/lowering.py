@@ -215,7 +215,7 @@ class Lowering:
     def _hoist(self, node: fx.Node, number: int, env: Mapping[fx.Node, Any]) -> dict[fx.Node, Any]:
         """What the layer at this call shares with others; written with the first layer that is given the same."""
         plan, piece = self._plan(number), self.captured.pieces[number]
-        key = (number, *(node.args[1][place] for place in plan.shared))  # type: ignore[index,union-attr]
+        key = (number, *(node.args[1][place] for place in plan.shared))  # type: ignore[index]
         if key not in self._shared:
             start = {piece.inputs[place][0]: env[piece.inputs[place][0]] for place in plan.shared}
             outside, self._emit.env = self._emit.env, {**env, **start}
