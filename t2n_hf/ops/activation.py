@@ -141,6 +141,16 @@ def softmax(emit: Emit, x: Value, dim: int, *_: object, **__: object) -> Value:
     return softmax_over(emit, x, dim, emit.dtype)
 
 
+@_emits(_aten._safe_softmax.default)
+def safe_softmax(emit: Emit, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+    """Softmax that gives zeros where all of an axis is minus infinity."""
+    result = softmax_over(emit, x, dim, emit.dtype)
+    # Not by the greatest element: of nothing but minus infinity tract's is the least finite number.
+    endless = emit.binary("eq", x, float("-inf"), x.dtype, torch.bool)
+    nothing = emit.reduce("all_reduce", endless, [dim % x.rank] if x.rank else [], keepdim=True)
+    return emit.select(nothing, 0, result, emit.dtype)
+
+
 @_emits(_aten.log_softmax.int, _aten._log_softmax.default)
 def log_softmax(emit: Emit, x: Value, dim: int, *_: object, **__: object) -> Value:
     """Logarithm of the softmax, without its underflow."""

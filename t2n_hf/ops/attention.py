@@ -33,6 +33,8 @@ def scaled_dot_product_attention(  # noqa: PLR0917 - the operator's own signatur
     """
     if dropout_p:
         raise emit.refuse("attention with dropout is random; put the module in inference with eval()")
+    if scale is None and not isinstance(query.shape[-1], int):
+        raise emit.refuse(f"the size {query.shape[-1]} of a head is free; fix it, or give the scale")
     factor = float(query.shape[-1]) ** -0.5 if scale is None else float(scale)
     mask = attn_mask
     if mask is not None and mask.dtype is torch.bool:
@@ -58,6 +60,23 @@ def _scaled(emit: Emit, query: Value, key: Value, factor: float) -> tuple[Value,
     if factor > 0 and emit.joined_along(key, key.rank - 1):
         return tuple(emit.binary("mul", x, factor**0.5, x.dtype) for x in (query, key))  # type: ignore[return-value]
     return emit.binary("mul", query, factor, query.dtype), key
+
+
+@_emits(_aten._scaled_dot_product_flash_attention_for_cpu.default)
+def attention_on_cpu(
+    emit: Emit,
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Value | None = None,
+    scale: float | None = None,
+) -> list[Value | None]:
+    """The form that attention has in a graph of what torch runs on a CPU; what the way back needs is not written."""
+    result = scaled_dot_product_attention(emit, query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return [result, None]
 
 
 def _causal(emit: Emit, queries: Length, keys: Length, dtype: torch.dtype) -> Value:

@@ -1,7 +1,10 @@
 """Products of matrices."""
 
+from collections.abc import Sequence
+
 import torch
 
+from t2n_hf.ops.dims import product
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.table import EMITTERS
 from t2n_hf.ops.value import Operand, Value
@@ -80,3 +83,15 @@ def addbmm(emit: Emit, start: Value, left: Value, right: Value, beta: Operand = 
     """Beta * start + alpha * (the sum of left @ right over their first axis)."""
     total = emit.reduce("sum_reduce", _product(emit, left, right), [0], keepdim=False)
     return _with_sum(emit, start, total, beta, alpha)
+
+
+@_emits(_aten.tensordot.default)
+def tensordot(emit: Emit, left: Value, right: Value, dims_self: Sequence[int], dims_other: Sequence[int]) -> Value:
+    """The sum of products over axes of two tensors, the other axes of both in their order."""
+    mine, theirs = ([axis % x.rank for axis in dims] for x, dims in ((left, dims_self), (right, dims_other)))
+    rows = [axis for axis in range(left.rank) if axis not in mine]
+    columns = [axis for axis in range(right.rank) if axis not in theirs]
+    depth = product(left.shape[axis] for axis in mine)
+    a = emit.reshape(emit.transpose(left, rows + mine), (product(left.shape[axis] for axis in rows), depth))
+    b = emit.reshape(emit.transpose(right, theirs + columns), (depth, product(right.shape[axis] for axis in columns)))
+    return emit.reshape(_product(emit, a, b), emit.shape)

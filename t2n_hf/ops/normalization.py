@@ -92,7 +92,7 @@ def vector_norm(
     **_: object,
 ) -> Value:
     """(sum of abs(x) ** ord) ** (1 / ord) over axes."""
-    axes = list(range(x.rank)) if dim is None else [axis % x.rank for axis in dim]
+    axes = list(range(x.rank)) if dim is None or x.rank == 0 else [axis % x.rank for axis in dim]
     x = emit.cast(x, emit.dtype)
     if ord == 2:
         total = emit.reduce("sum_reduce", emit.binary("mul", x, x, x.dtype), axes, keepdim=keepdim)
