@@ -217,8 +217,14 @@ def states_of(model: PreTrainedModel) -> tuple[LayerStates, ...]:
     name = cache_parameter(model.forward)
     if name is None:
         raise ConfigError(f"{type(model).__name__} takes no cache, which text-generation needs")
-    with shapes_only(model):
-        model(input_ids=torch.zeros(1, _PROBED, dtype=torch.int64), use_cache=True, **{name: cache})
+    try:
+        with shapes_only(model):
+            model(input_ids=torch.zeros(1, _PROBED, dtype=torch.int64), use_cache=True, **{name: cache})
+    except ValueError as error:
+        raise ConfigError(
+            f"{type(model).__name__} does not run with a DynamicCache of transformers, so what its layers keep is not "
+            f"known: {error} Export it with example_args of its own"
+        ) from error
     layout = [_read(layer, f"layer {number} of {type(model).__name__}") for number, layer in enumerate(cache.layers)]
     kinds = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))[0]
     for number, (states, kind) in enumerate(zip(layout, kinds, strict=True)):

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from models import m1
+import transformers as hf
+from models import SHAPE, m1
 from recurrent_models import RECURRENT, recurrent
-from transformers import BertConfig, BertForMaskedLM
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.recurrence import begins_anew, capturable_recurrences
@@ -120,6 +120,25 @@ def test_a_cache_of_another_number_of_tensors_is_refused():
         StateCache([torch.zeros(1, 2, 0, 4)], [LayerStates(((1, 2, 0, 4), (1, 2, 0, 4)))])
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: hf.MiniMaxForCausalLM(hf.MiniMaxConfig(**SHAPE, num_local_experts=2, head_dim=16)),
+            "MiniMaxForCausalLM does not run with a DynamicCache",
+        ),
+        (
+            lambda: hf.RwkvForCausalLM(hf.RwkvConfig(vocab_size=16, hidden_size=16, num_hidden_layers=2)),
+            "RwkvForCausalLM takes no key/value cache",
+        ),
+    ],
+    ids=["minimax", "rwkv"],
+)
+def test_models_with_states_of_another_kind_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        interface_of(make())
+
+
 def test_a_cache_survives_being_taken_apart():
     layout = states_of(recurrent("falcon_h1"))
     tensors = [torch.randn(1, *shape[1:]) for states in layout for _, shape in states.named()]
@@ -131,8 +150,8 @@ def test_a_cache_survives_being_taken_apart():
 
 
 def test_options_of_generation_are_refused_for_other_tasks():
-    model = BertForMaskedLM(
-        BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    model = hf.BertForMaskedLM(
+        hf.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     )
     with pytest.raises(ConfigError, match="batch and mask are for text-generation"):
         interface_of(model, batch=True)
