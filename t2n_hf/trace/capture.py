@@ -1,8 +1,10 @@
 """Capture of a model as a graph, by torch.export under fake tensors; no weight is read."""
 
+import io
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -131,7 +133,7 @@ _RECURRENT_LISTS: Final = r"The tensor attributes? (self\.[\w.]*_flat_weights\[\
 
 def _export(flat: FlatInterface, asserts: tuple[str, ...]) -> torch.export.ExportedProgram:
     try:
-        with warnings.catch_warnings():
+        with _no_partial_graphs(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", _RECURRENT_LISTS)
             return export_with_lengths(flat.module, *flat.firsts, asserts)
     except (T2NError, PieceError):
@@ -139,6 +141,24 @@ def _export(flat: FlatInterface, asserts: tuple[str, ...]) -> torch.export.Expor
     except Exception as error:
         name = type(flat.module.module).__name__
         raise CaptureError(f"torch.export cannot capture {name}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _no_partial_graphs() -> Iterator[None]:
+    """Leave out of stderr the graph that torch.export prints when it fails: pages, whose point the error tells."""
+    said = io.StringIO()
+    unwanted = ""
+    try:
+        with redirect_stderr(said):
+            yield
+    except Exception as error:
+        reason: BaseException | None = error
+        while reason is not None and not unwanted:
+            unwanted = f"{getattr(reason, 'partial_fx_graph', '')}"
+            reason = reason.__cause__ or reason.__context__
+        raise
+    finally:
+        sys.stderr.write(said.getvalue().replace(f"{unwanted}\n", "") if unwanted else said.getvalue())
 
 
 def _weight_namer(interface: Interface) -> Any:  # noqa: ANN401 - a function of names

@@ -167,3 +167,19 @@ def test_the_weights_may_be_of_another_dtype_than_the_example():
     found = capture(interface(module, X.to(torch.bfloat16) + 1), torch.float32, "dispatch")
     assert {node.meta["val"].dtype for node in found.weights} == {torch.float32}
     assert found.outputs[0][0].meta["val"].dtype is torch.float32
+
+
+class Mixing(nn.Module):
+    def forward(self, a, b, c, d, e):
+        return a - 2 * b + c * d - e
+
+
+def test_many_inputs_that_are_alike_stay_apart():
+    inputs = [X + at for at in range(5)]
+    found = capture(interface(Mixing(), *inputs), torch.float32, "dispatch")
+    torch.testing.assert_close(run(found, Mixing(), *inputs[::-1]), Mixing()(*inputs[::-1]))
+
+
+def test_a_failed_torch_export_prints_no_graph(capfd):
+    capture(interface(Padded(), X), torch.float32)
+    assert "def forward" not in capfd.readouterr().err
