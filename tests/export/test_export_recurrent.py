@@ -18,7 +18,7 @@ pytestmark = pytest.mark.tract
 IDS = torch.randint(3, 256, (1, 20), generator=torch.Generator().manual_seed(2))
 # Prefill and steps, steps from nothing, prefills on a past.
 SPANS = ((9, 1, 1), (1, 1, 1), (6,), (5, 4, 1, 2))
-QUICK = ("mamba", "granitemoehybrid", "qwen3_next")
+QUICK = ("mamba", "qwen3_next")
 
 
 @torch.no_grad()
@@ -95,12 +95,14 @@ def padded(rows=3, length=9):
 GREEDY = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 
 
-@pytest.mark.parametrize("make", [m1, lambda: recurrent("jamba")], ids=["llama", "jamba"])
+@pytest.mark.parametrize(
+    "make", [m1, pytest.param(lambda: recurrent("jamba"), marks=pytest.mark.slow)], ids=["llama", "jamba"]
+)
 def test_batches_with_padding_generate_what_pytorch_does(make, tmp_path):
     model = make()
     ids, mask = padded()
     wanted = model.generate(ids, attention_mask=mask, **GREEDY)
-    export = export_nnef(model, tmp_path / "export", batch=True, mask=True).folder
+    export = export_nnef(model, tmp_path / "export", batch=True, mask=True, check=False).folder
     with TractModelForCausalLM.from_pretrained(export) as loaded:
         got = loaded.generate(ids, attention_mask=mask, **GREEDY)
         assert torch.equal(got, wanted)
