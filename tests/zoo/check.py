@@ -43,8 +43,8 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 class Outcome:
     """What came of one model.
 
-    `status` is "right", "fixed" (right at the shapes of the example only, as nothing else can be captured), "wrong" (the
-    archive runs and differs), "emitters" (operators without one), "capture", "tract" (it refuses the archive) or
+    `status` is "right", "fixed" (right, at the shapes of the example only, as nothing else can be captured), "wrong"
+    (the archive runs and differs), "emitters" (operators without one), "capture", "tract" (it refuses the archive) or
     "failed"; `error` is the largest difference relative to the largest value.
     """
 

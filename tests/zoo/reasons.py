@@ -1,7 +1,33 @@
-"""Why models of the zoo are not exported, in a few words each; every other model must be right."""
+"""Why models of the zoo are not exported for free lengths, in a few words each; every other model must be right."""
 
 from typing import Final
 
 __all__ = ["REASONS"]
 
-REASONS: Final[dict[str, str]] = {}
+_OWN_EXPERTS: Final = (
+    "its router changes the type of its weights while it runs, and its experts are chosen by a loop over those that a "
+    "batch has hit: the number of rows of each depends on the data"
+)
+_ASKS: Final = "its forward asks for a tensor's value"
+_OWN_CACHE: Final = "keeps its state in a cache of its own kind, which is not yet an input and an output of archives"
+_NO_CACHE: Final = "keeps no keys and values between calls; its whole forward can be exported from examples"
+
+REASONS: Final[dict[str, str]] = {
+    "canine": "torch.export fixes the length, as characters are pooled in whole blocks",
+    "flaubert": f"{_ASKS} (the longest text of the batch must not be longer than the batch)",
+    "fnet": "has no padding mask, which the tasks of text encoders need; export it from examples",
+    "fsmt": f"{_ASKS} (positions that padding moves)",
+    "funnel": "torch.export fixes the length, as relative positions are pooled in Python",
+    "jetmoe": "its experts take rows by counts that depend on the data",
+    "led": f"{_ASKS} (whether any token has global attention)",
+    "longt5": "torch.export fixes the lengths, as local attention is cut into blocks",
+    "longformer": f"{_ASKS} (whether any token has global attention)",
+    "minimax": _OWN_CACHE,
+    "nllb_moe": _OWN_EXPERTS,
+    "openai_gpt": _NO_CACHE,
+    "rwkv": _OWN_CACHE,
+    "switch_transformers": _OWN_EXPERTS,
+    "vit_mae": "draws random numbers to shuffle its patches, also in inference",
+    "xlm": f"{_ASKS} (the longest text of the batch must not be longer than the batch)",
+    "xlstm": _OWN_CACHE,
+}
