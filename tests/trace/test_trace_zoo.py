@@ -47,7 +47,7 @@ def check(name):
     module.eval()
     with torch.inference_mode():
         traced = dispatch_trace(module, (), inputs)
-        # A graph that was told values of its inputs (which expert takes how many tokens) holds for those that give them.
+        # A graph that was told values (how many tokens an expert takes) holds for the inputs that give them.
         for given in (inputs,) if traced.meta["reads"] else (inputs, others):
             torch.manual_seed(0)  # some draw at random
             expected = module(**given)
