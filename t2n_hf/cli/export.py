@@ -25,7 +25,9 @@ def export(
     dtype: Annotated[
         str | None, Option(help="Numbers of the archive: f32 or f16. Default: the model's, f32 for bf16.")
     ] = None,
-    task: Annotated[str | None, Option(help="Default: by the model's architecture.")] = None,
+    task: Annotated[
+        str | None, Option(help="What the model is for (text2text-generation...). Default: by its architecture.")
+    ] = None,
     device_map: Annotated[
         str, Option(help='Where weights live: disk, cpu, auto, or JSON ({"lm_head": "cpu"}).')
     ] = "disk",
