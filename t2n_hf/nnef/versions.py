@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.nnef.ir import Assign, Document
+from t2n_hf.nnef.ir import Assign, Dim, Document, Name
 
 __all__ = [
     "LEAST_TARGET",
@@ -75,7 +75,8 @@ def least_version(document: Document) -> str:
 def needs_of(document: Document) -> list[Need]:
     """What in a document needs more than LEAST_TARGET, each once."""
     bodies = [document.body, *(fragment.body for fragment in document.fragments)]
-    return list(dict.fromkeys(need for body in bodies for assign in body for need in _needs(assign)))
+    needs = [need for body in bodies for assign in body for need in _needs(assign)]
+    return list(dict.fromkeys([*needs, *(need for body in bodies for need in _joined_numbers(body))]))
 
 
 def _needs(assign: Assign) -> Iterator[Need]:
@@ -83,6 +84,22 @@ def _needs(assign: Assign) -> Iterator[Need]:
         yield Need(_SINCE[assign.op], f"the operator {assign.op}")
     if assign.op == "box" and assign.kwargs.get("border") == "constant" and _is_padded(assign.kwargs):
         yield Need(PADDED_BOX_SINCE, "a mean or sum over padding")
+
+
+def _joined_numbers(body: tuple[Assign, ...]) -> Iterator[Need]:
+    """Joins with a number at free lengths: where axes are added or removed around them, earlier versions fail."""
+    filled: set[str] = set()
+    for assign in body:
+        given = [arg.text for arg in assign.args if isinstance(arg, Name)]
+        if _is_number_at_free_lengths(assign) or (assign.op in ("squeeze", "unsqueeze") and filled.intersection(given)):
+            filled.update(assign.results)
+        elif assign.op == "concat" and any(isinstance(part, Name) and part.text in filled for part in assign.args[0]):
+            yield Need("0.23.9", "a join with a number at free lengths")
+
+
+def _is_number_at_free_lengths(assign: Assign) -> bool:
+    number = assign.op == "tract_core_broadcast" and isinstance(assign.args[0], int | float)
+    return number and any(isinstance(length, Dim) for length in assign.kwargs["shape"])
 
 
 def _is_padded(kwargs: Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.nnef.ir import Assign, Document, External, Fragment, Name
+from t2n_hf.nnef.ir import Assign, Dim, Document, External, Fragment, Name
 from t2n_hf.nnef.versions import least_version, needs_of, parse_target, since, version_key
 
 
@@ -43,6 +43,14 @@ def test_the_newest_operator_decides_in_fragments_too():
 )
 def test_a_mean_needs_a_later_version_where_padding_counts(options, version):
     assert least_version(document(box(**options))) == version
+
+
+@pytest.mark.parametrize(("length", "version"), [(Dim("S"), "0.23.9"), (4, "0.23.0")], ids=["free", "fixed"])
+def test_a_join_with_a_number_needs_a_later_version_at_free_lengths(length, version):
+    zeros = Assign(("zeros",), "tract_core_broadcast", (0.0,), {"shape": [2, length]})
+    wide = Assign(("wide",), "unsqueeze", (Name("zeros"),), {"axes": [2]})
+    join = Assign(("y",), "concat", ([Name("x"), Name("wide")],), {"axis": 1})
+    assert least_version(document(zeros, wide, join)) == version
 
 
 def test_what_is_needed_is_listed_once():
