@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
@@ -74,8 +73,8 @@ def result_by_dispatch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _trace(tracer: DispatchTracer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Graph:
-    # Operators are kept whole, and models take the way that they have for a capture, as under torch.export.
-    with torch.inference_mode(), RecurrentLayersKept(), _compiling_state_context(), torch.random.fork_rng(devices=()):
+    # Operators are kept whole, as torch.export keeps them.
+    with torch.inference_mode(), RecurrentLayersKept(), torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         try:
             return tracer.trace(module, args, kwargs)

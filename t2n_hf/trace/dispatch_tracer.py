@@ -14,6 +14,7 @@ from typing import Any, Final
 import sympy
 import torch
 from torch import fx, nn
+from torch._export.utils import _compiling_state_context
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -272,6 +273,8 @@ class DispatchTracer(fx.Tracer):
                 stack.enter_context(tensors_replaced(root, stand_ins))
                 stack.enter_context(buffers_watched(root))
                 stack.enter_context(self._modules_followed(root))
+            # Models keep results in caches of their own, but not while they are told that they are captured.
+            stack.enter_context(_compiling_state_context())
             stack.enter_context(_Lifting(self))
             stack.enter_context(_Recording(self))
             result = root(*args, **kwargs)

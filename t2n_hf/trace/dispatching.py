@@ -32,7 +32,8 @@ def dispatch_trace(
     and other plain arguments are fixed. Whatever was given is as before afterwards.
 
     The gradient mode is the caller's: under `torch.inference_mode` operators such as linear, layer_norm and
-    scaled_dot_product_attention are kept whole; otherwise torch takes them apart.
+    scaled_dot_product_attention are kept whole; otherwise torch takes them apart. `torch.compiler.is_compiling()` is
+    true for the function, as under torch.export.
 
     Args:
         fn_or_module: what is traced. Parameters and buffers of a module keep their names as attributes of the result.

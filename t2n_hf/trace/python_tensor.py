@@ -94,6 +94,8 @@ class PythonTensor(torch.Tensor):
         kwargs = kwargs or {}
         if func in _READS and isinstance(args[0], PythonTensor):
             return args[0]._read(func, args[1:], kwargs)
+        if func is torch.Tensor.__format__ and args[0].ndim == 0:  # torch does so for its own class alone
+            return format(args[0].item(), *args[1:])
         if func in _SPLITS and len(args) > 1 and isinstance(args[1], PythonTensor):
             args = (args[0], args[1].tolist(), *args[2:])  # torch would look for them in memory
         if func == _SET_DATA and isinstance(args[0], PythonTensor):

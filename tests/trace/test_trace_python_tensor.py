@@ -188,3 +188,7 @@ def test_data_that_is_replaced_is_that_of_the_other_tensor(tracer):
     assert x.shape == (3,)
     assert x.tolist() == [2.0, 2.0, 2.0]
     assert x.proxy.node.target is aten.mul.Tensor
+
+
+def test_a_number_is_formatted_as_one(tracer):
+    assert f"expert_{wrapped(tracer, torch.tensor(3))}" == "expert_3"
