@@ -97,6 +97,9 @@ def vector_norm(
     if ord == 2:
         total = emit.reduce("sum_reduce", emit.binary("mul", x, x, x.dtype), axes, keepdim=keepdim)
         return emit.unary("sqrt", total)
+    if ord == 0:
+        other = emit.binary("ne", x, 0, x.dtype, torch.bool)
+        return emit.reduce("sum_reduce", emit.cast(other, x.dtype), axes, keepdim=keepdim)
     size = emit.unary("abs", x)
     if ord in (float("inf"), float("-inf")):
         return emit.reduce("max_reduce" if ord > 0 else "min_reduce", size, axes, keepdim=keepdim)

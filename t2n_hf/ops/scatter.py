@@ -54,10 +54,12 @@ def index_put(
     updates = emit.broadcast(emit.tensor(values, x.dtype), [lengths[axis] for axis in back])
     updates = emit.transpose(updates, _inverse(back))
     order = axes + others
-    front = emit.transpose(x, order)
+    # Booleans have no sum in tract.
+    kind = torch.int64 if accumulate and x.dtype is torch.bool else x.dtype
+    front, updates = emit.cast(emit.transpose(x, order), kind), emit.cast(updates, kind)
     option = {"reduction": "add"} if accumulate else {}
-    put = emit.call("tract_core_scatter_nd", front, coordinates, updates, out=(front.shape, x.dtype), **option)
-    return emit.transpose(put, _inverse(order))
+    put = emit.call("tract_core_scatter_nd", front, coordinates, updates, out=(front.shape, kind), **option)
+    return emit.cast(emit.transpose(put, _inverse(order)), x.dtype)
 
 
 def _inverse(order: Sequence[int]) -> list[int]:
@@ -110,6 +112,9 @@ def masked_scatter(emit: Emit, x: Value, mask: Value, source: Value) -> Value:
 @_emits(_aten.put.default, _aten.put_.default)
 def put(emit: Emit, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     """`x` with elements of `source` put (or added) at places of the flattened tensor."""
+    if accumulate and x.dtype is torch.bool:
+        numbers = put(emit, emit.cast(x, torch.int64), index, emit.cast(source, torch.int64), accumulate)
+        return emit.cast(numbers, torch.bool)
     total = product(x.shape)
     places, values = (emit.reshape(part, (product(part.shape),)) for part in (index, source))
     flat = _scatter(emit, emit.reshape(x, (total,)), 0, from_front(emit, places, total), values, "add" * accumulate)

@@ -131,6 +131,8 @@ def diff(
     emit: Emit, x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, append: Value | None = None
 ) -> Value:
     """Differences of neighbours, n times."""
+    if n == 0:  # torch adds nothing then
+        return x
     axis = axis_of(dim, x.rank)
     parts = [part for part in (prepend, x, append) if part is not None]
     x = emit.concat(parts, axis, x.dtype)
@@ -141,6 +143,8 @@ def diff(
 
 def _difference(emit: Emit, x: Value, axis: int) -> Value:
     length = x.shape[axis]
+    if same(length, 0):
+        return x
     after, before = emit.slice(x, axis, 1, length), emit.slice(x, axis, 0, length - 1)
     if x.dtype is torch.bool:
         return emit.binary("tract_core_bitxor", after, before, torch.bool)
