@@ -1,5 +1,6 @@
 """When two layers are one kind: all of a layer's graph that its calls must share, as a value with an equality."""
 
+import hashlib
 from typing import Any
 
 import torch
@@ -14,21 +15,20 @@ __all__ = ["describe_piece", "join_equal_pieces"]
 def describe_piece(piece: Piece) -> Any:  # noqa: ANN401 - any value with an equality
     """The calls of a piece, with shapes and dtypes of what they start from and values of constants.
 
-    Nodes are known by their places, inputs by their order, weights and constants by their names in the layer; lengths
-    by their expressions. Checks, and calls that nothing uses, do not count.
+    Nodes are known by their places, inputs by their order, weights by their names in the layer, constants by their
+    values, lengths by their expressions. Checks, and calls that nothing uses, do not count.
     """
     names: dict[fx.Node, str] = {node: f"input {at}" for at, (node, _) in enumerate(piece.inputs)}
     names |= {node: f"weight {name}" for node, name in piece.weights.items()}
-    names |= {node: f"constant {name.removeprefix(piece.where)}" for node, name in piece.constant_names.items()}
+    names |= {node: f"constant {_digest(value)}" for node, value in piece.constants.items()}
     starts = [(name, _kind(node)) for node, name in names.items()]
-    values = [(names[node], _digest(value)) for node, value in piece.constants.items()]
     used = _used(piece)
     calls: list[Any] = []
     for node in piece.graph.nodes:
         if node.op == "call_function" and node in used:
             names[node] = f"%{len(calls)}"
             calls.append((str(node.target), _arguments(node, names), _kind(node)))
-    return piece.name, calls, starts, values, [names[node] for node, _ in piece.outputs]
+    return piece.name, calls, starts, [names[node] for node, _ in piece.outputs]
 
 
 def join_equal_pieces(pieces: list[Piece]) -> tuple[list[Piece], list[int]]:
@@ -78,7 +78,7 @@ def _kind(node: fx.Node) -> Any:  # noqa: ANN401 - any value with an equality
     return len(value) if isinstance(value, list | tuple) else None
 
 
-def _digest(value: torch.Tensor) -> Any:  # noqa: ANN401 - any value with an equality
+def _digest(value: torch.Tensor) -> str:
     with _disable_current_modes():  # pieces are compared while a model is traced, too
         plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return tuple(value.shape), value.dtype, plain.numpy().tobytes()
+        return f"{tuple(value.shape)} {value.dtype} {hashlib.sha256(plain.numpy().tobytes()).hexdigest()}"
