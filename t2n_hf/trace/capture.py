@@ -43,7 +43,8 @@ def capture(
     Mode "pieces" traces each kind of the interface's layers once. "whole" traces every layer in place; layers whose
     graphs turn out to be the same are pieces too. "dispatch" runs the module once at the shapes of the example, which
     stay fixed (see `capture_by_dispatch`). "auto" is "pieces", or "whole" when a layer cannot be traced by itself, or
-    "dispatch" when torch.export refuses the module; `Captured.notes` says why. The module is left as it was.
+    "dispatch" when torch.export refuses the module and no length is to be free; `Captured.notes` says why. The module
+    is left as it was.
 
     Raises:
         CaptureError: the module cannot be captured in this mode, or a layer cannot be a piece in mode "pieces".
@@ -85,6 +86,9 @@ def _capture_somehow(interface: Interface, flat: FlatInterface, layers: tuple[st
     """In the first mode that works, with the reasons why those before it did not as notes."""
     notes: list[str] = []
     for mode in ("pieces", "whole", "dispatch") if layers else ("whole", "dispatch"):
+        if mode == "dispatch" and flat.is_free:
+            notes.append("capture='dispatch' may do, at the lengths of the example, which then are fixed")
+            break
         try:
             captured = _capture_as(mode, interface, flat, layers)
             _refuse_reads(interface, captured)

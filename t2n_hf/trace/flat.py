@@ -96,6 +96,11 @@ class FlatInterface:
     groups: list[list[int]]
 
     @property
+    def is_free(self) -> bool:
+        """Whether some length is to be free."""
+        return any(dim is not None for dims in self.dims for dim in dims.values())
+
+    @property
     def firsts(self) -> tuple[list[torch.Tensor], list[dict[int, Any]]]:
         """Tensors and dims of the first of each group: the module runs with these as well."""
         numbers = [group[0] for group in self.groups]

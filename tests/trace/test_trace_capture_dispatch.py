@@ -72,13 +72,19 @@ class ReadsItsResult(Branching):
 
 def test_auto_falls_back_to_fixed_lengths_where_torch_export_refuses():
     module = Padded()
-    found = capture(interface(module, X, dims=({0: Dim("S", min=1)},)), torch.float32)
+    found = capture(interface(module, X), torch.float32)
     assert found.fixed_shapes
     assert (found.symbols, found.asserts, found.reads) == ({}, (), ())
     assert any("torch.export cannot capture Padded" in note for note in found.notes)
     assert set(found.weights.values()) == {"linear.weight", "linear.bias"}
     assert aten.linear.default in targets(found)
     torch.testing.assert_close(run(found, module, X + 1), module(X + 1))
+
+
+def test_auto_does_not_fix_a_length_that_was_to_be_free():
+    with pytest.raises(CaptureError, match=r"(?s)torch.export cannot capture Padded.*capture='dispatch' may do"):
+        capture(interface(Padded(), X, dims=({0: Dim("S", min=1)},)), torch.float32)
+    assert capture(interface(Padded(), X, dims=({0: Dim("S", min=1)},)), torch.float32, "dispatch").fixed_shapes
 
 
 def test_what_torch_export_captures_keeps_free_lengths_in_auto():

@@ -215,5 +215,5 @@ def test_a_write_that_another_view_sees_is_seen_by_it():
 
 
 def test_a_write_through_a_repetition_is_refused():
-    with pytest.raises(CaptureError, match="writes through aten.expand"):
+    with pytest.raises(CaptureError, match=r"writes through aten\.expand"):
         replace_writes(trace(through_a_repetition, X).graph)
