@@ -1,5 +1,6 @@
 """docs/zoo.md: what came of each model, as a page."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -8,6 +9,9 @@ from zoo.check import TOLERANCE, Outcome
 from zoo.reasons import REASONS
 
 __all__ = ["page", "row"]
+
+_FOLDERS: Final = re.compile(r"/(?:[\w.@+-]+/)+")
+_LONGEST: Final = 160
 
 _HEAD: Final = """# The zoo
 
@@ -29,8 +33,10 @@ Encoder-decoders, and models of pictures and text, are one graph here.
 
 
 def page(outcomes: Mapping[str, Outcome], versions: str) -> str:
-    """The whole page; models without an outcome are left out."""
-    known = [outcomes[name] for name in ZOO if name in outcomes]
+    """The whole page; models without an outcome are said to be not run."""
+    known = [
+        outcomes.get(name) or Outcome(name=name, family=entry.family, status="not run") for name, entry in ZOO.items()
+    ]
     rights = {family: [o.status == "right" for o in known if o.family == family] for family in FAMILIES}
     summary = "\n".join(f"| {family} | {len(all_)} | {sum(all_)} |" for family, all_ in rights.items())
     head = _HEAD.format(
@@ -51,5 +57,11 @@ def _family(family: str, outcomes: Sequence[Outcome]) -> str:
 def row(outcome: Outcome) -> str:
     """One line of the table: model, status, error, and why it is not right."""
     error = "" if outcome.error is None else f"{outcome.error:.1e}"
-    note = REASONS.get(outcome.name, outcome.note if outcome.status != "right" else "")
-    return f"| {outcome.name} | {outcome.status} | {error} | {note.replace('|', '/')} |"
+    note = "" if outcome.status == "right" else REASONS.get(outcome.name, _short(outcome.note))
+    return f"| {outcome.name} | {outcome.status} | {error} | {note} |"
+
+
+def _short(note: str) -> str:
+    """Without folders of the machine that it was run on, and as much of it as a table has room for."""
+    plain = _FOLDERS.sub("", note).replace("|", "/")
+    return plain if len(plain) <= _LONGEST else f"{plain[:_LONGEST]} ..."
