@@ -27,6 +27,7 @@ from t2n_hf.tract.runner import TractRunner  # noqa: E402
 WHEELS = ROOT / ".cache/tract-wheels"
 MINOR_LINES = 2
 TIMEOUT_S = 300.0
+TOLERANCES = {"f32": 1e-4, "f16": 2e-2}
 
 
 def served() -> list[str]:
@@ -74,7 +75,11 @@ def run_exports(folders: list[Path], versions: list[str]) -> dict[str, dict[str,
                 rows[version] = str(error).strip().splitlines()[-1][:160]
                 continue
             errors = [np.abs(a - b).max() / np.abs(b).max() for a, b in zip(got, want, strict=True)]
-            rows[version] = "right" if max(errors) < 1e-3 else f"differs by {max(errors):.1e}"
+            rows[version] = (
+                "right"
+                if max(errors) < TOLERANCES[ExportManifest.read(folder).dtype]
+                else f"differs by {max(errors):.1e}"
+            )
     return table
 
 

@@ -120,6 +120,13 @@ class Builder:
             return value
         return self.call("tract_core_cast", value, out=(value.shape, dtype), to=tract_dtype(dtype))
 
+    def wide(self, value: Value) -> Value:
+        """The tensor in f32 where it is f16: for what tract sums up in the dtype of its operands, as torch does not.
+
+        Products of matrices are summed up in f32 anyway.
+        """
+        return self.cast(value, torch.float32) if value.dtype is torch.float16 else value
+
     # Element by element
 
     def unary(self, op: str, x: Value, dtype: torch.dtype | None = None, **kwargs: Any) -> Value:  # noqa: ANN401
@@ -256,7 +263,11 @@ class Builder:
             return self.cast(value, dtype or value.dtype)
         axes = sorted(axes)
         shape = [1 if axis in axes else length for axis, length in enumerate(value.shape)]
-        result = self.call(op, value, out=(shape, dtype or value.dtype), axes=axes)
+        if op == "mean_reduce":  # of f16 the sum may be infinite where the mean is not
+            mean = self.call(op, self.wide(value), out=(shape, self.wide(value).dtype), axes=axes)
+            result = self.cast(mean, dtype or value.dtype)
+        else:
+            result = self.call(op, value, out=(shape, dtype or value.dtype), axes=axes)
         return result if keepdim else self.squeeze(result, axes)
 
     def matmul(self, left: Value, right: Value, *, transpose_right: bool = False) -> Value:

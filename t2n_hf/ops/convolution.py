@@ -36,7 +36,7 @@ def conv(  # noqa: PLR0917 - the operator's own signature
     count = weight.rank - 2
     spread = each(dilation, count)
     around = _around(weight, padding, spread)
-    source = batched(emit, x, weight.rank)
+    source, weight = emit.wide(batched(emit, x, weight.rank)), emit.wide(weight)
     spans = [d * (int(k) - 1) + 1 for d, k in zip(spread, weight.shape[2:], strict=True)]
     source, steps = _thinned(emit, source, spans, around, each(stride, count))
     lengths = [
@@ -48,14 +48,14 @@ def conv(  # noqa: PLR0917 - the operator's own signature
         "conv",
         source,
         weight,
-        out=((source.shape[0], weight.shape[0], *lengths), emit.dtype),
+        out=((source.shape[0], weight.shape[0], *lengths), source.dtype),
         border="constant",
         padding=around,
         stride=steps,
         dilation=spread,
         groups=groups,
     )
-    return unbatched(emit, _biased(emit, result, bias))
+    return unbatched(emit, _biased(emit, emit.cast(result, emit.dtype), bias))
 
 
 def _thinned(
@@ -138,6 +138,7 @@ def deconvolved(  # noqa: PLR0917 - what a transposed convolution is
 
     `cut` says what is taken away from each end of each axis; what is less than nothing is zeros put there.
     """
+    dtype, x, weight = x.dtype, emit.wide(x), emit.wide(weight)
     channels, outputs, *kernel = (int(length) for length in weight.shape)
     # tract wants output channels first, the groups side by side.
     turned = emit.reshape(weight, (groups, channels // groups, outputs, *kernel))
@@ -161,11 +162,12 @@ def deconvolved(  # noqa: PLR0917 - what a transposed convolution is
         dilation=dilation,
         groups=groups,
     )
+    result = emit.cast(result, dtype)
     added = [(0, 0), (0, 0), *((max(-before, 0), max(-after, 0)) for before, after in cut)]
     if not any(map(any, added)):
         return result
     shape = [length + before + after for length, (before, after) in zip(result.shape, added, strict=True)]
-    return emit.call("pad", result, out=(shape, x.dtype), padding=added, border="constant", value=0.0)
+    return emit.call("pad", result, out=(shape, dtype), padding=added, border="constant", value=0.0)
 
 
 @_emits(_aten.convolution.default, _aten._convolution.default)
@@ -191,11 +193,11 @@ def convolution(  # noqa: PLR0917 - the operator's own signature
 @_emits(_aten.conv_tbc.default)
 def conv_tbc(emit: Emit, x: Value, weight: Value, bias: Value, pad: int = 0) -> Value:
     """Convolution along the first axis of [T, N, C] with [K, C, O]."""
-    source, kernel = emit.transpose(x, [1, 2, 0]), emit.transpose(weight, [2, 1, 0])
+    source, kernel = (emit.wide(emit.transpose(v, order)) for v, order in ((x, [1, 2, 0]), (weight, [2, 1, 0])))
     length = window_count(x.shape[0] + 2 * pad, int(weight.shape[0]), 1)
     shape = (x.shape[1], weight.shape[2], length)
     around = [(pad, pad)]
     result = emit.call(
-        "conv", source, kernel, out=(shape, emit.dtype), border="constant", padding=around, stride=[1], dilation=[1]
+        "conv", source, kernel, out=(shape, source.dtype), border="constant", padding=around, stride=[1], dilation=[1]
     )
-    return emit.transpose(_biased(emit, result, bias), [2, 0, 1])
+    return emit.transpose(_biased(emit, emit.cast(result, emit.dtype), bias), [2, 0, 1])

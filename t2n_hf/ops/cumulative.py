@@ -27,15 +27,16 @@ def cumsum(emit: Emit, x: Value, dim: int, **_: object) -> Value:
     x = emit.cast(x, emit.dtype)
     if x.rank == 0:
         return x
-    axis = axis_of(dim, x.rank)
+    x, axis = emit.wide(x), axis_of(dim, x.rank)
     if emit.options.reaches(since("tract_core_cumsum")):
-        return emit.unary("tract_core_cumsum", x, axis=axis, exclusive=False, reverse=False)
+        sums = emit.unary("tract_core_cumsum", x, axis=axis, exclusive=False, reverse=False)
+        return emit.cast(sums, emit.dtype)
     zeros = emit.full(tuple(_without(x, axis)), 0, x.dtype)
 
     def step(body: Builder, given: Value, states: list[Value]) -> list[Value]:
         return [body.binary("add", states[0], given, x.dtype)]
 
-    return _scanned(emit, "cumsum", step, x, axis, starts=[zeros])[0]
+    return emit.cast(_scanned(emit, "cumsum", step, x, axis, starts=[zeros])[0], emit.dtype)
 
 
 def _scanned(
