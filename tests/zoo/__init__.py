@@ -5,13 +5,37 @@ norms matter; `zoo.check` exports it and compares tract with PyTorch at sizes th
 in worker processes; `scripts/zoo.py` runs any selection and writes docs/zoo.md.
 """
 
-from zoo import audio, decoders, detection, encoder_decoders, encoders, experts, multimodal, pixels, recurrent, vision
+from zoo import (
+    audio,
+    decoders,
+    detection,
+    encoder_decoders,
+    encoders,
+    experts,
+    multimodal,
+    pixels,
+    recurrent,
+    sounds,
+    vision,
+)
 from zoo.entry import FAMILIES, Entry
 
 __all__ = ["FAMILIES", "ZOO", "Entry", "selected"]
 
 ZOO: dict[str, Entry] = {}
-for _room in (decoders, experts, recurrent, encoders, encoder_decoders, vision, pixels, detection, audio, multimodal):
+for _room in (
+    decoders,
+    experts,
+    recurrent,
+    encoders,
+    encoder_decoders,
+    vision,
+    pixels,
+    detection,
+    audio,
+    sounds,
+    multimodal,
+):
     for _entry in _room.MODELS:
         if _entry.name in ZOO:
             raise ValueError(f"two models of the zoo are called {_entry.name!r}")

@@ -8,7 +8,7 @@ import torch
 from zoo.encoder_decoders import DECODED
 from zoo.entry import VOCABULARY, Entry, PlainModule, built, config_of, token_ids
 
-__all__ = ["MODELS"]
+__all__ = ["BATCHES", "MODELS", "hearer", "noise"]
 
 _WAV2VEC2: Final = {
     "hidden_size": 64,
@@ -37,11 +37,11 @@ _SEQ2SEQ: Final = {
 _NO_CACHE: Final = {"use_cache": False}
 
 
-def _noise(*shape: int) -> torch.Tensor:
+def noise(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def _hearer(
+def hearer(
     name: str,
     model: str,
     config: str,
@@ -52,13 +52,15 @@ def _hearer(
     outputs: Sequence[str] = ("logits",),
     called: Mapping[str, Any] | None = None,
     least: Mapping[str, int] | None = None,
+    most: Mapping[str, int] | None = None,
+    gain: float = 1.0,
     **options: Any,
 ) -> Entry:
     """Entry whose first `sizes` are those of the example and whose others are tested."""
 
     def make() -> PlainModule:
         return PlainModule(
-            model=built(model, config_of(config, options)),
+            model=built(model, config_of(config, options), gain),
             inputs=inputs,
             axes=axes,
             traced=sizes[0],
@@ -66,6 +68,7 @@ def _hearer(
             outputs=outputs,
             options=called or {},
             least=least or {},
+            most=most or {},
         )
 
     return Entry(name=name, family="audio", make=make)
@@ -73,11 +76,11 @@ def _hearer(
 
 def _waves(name: str, model: str, config: str, **options: Any) -> Entry:
     """Entry of a model of waves, [B, L]."""
-    return _hearer(
+    return hearer(
         name,
         model,
         config,
-        lambda sizes: {"input_values": _noise(sizes["B"], sizes["L"])},
+        lambda sizes: {"input_values": noise(sizes["B"], sizes["L"])},
         {"input_values": {0: "B", 1: "L"}},
         sizes=[{"B": 2, "L": 1600}, {"B": 1, "L": 1203}, {"B": 3, "L": 2048}],
         least={"L": 400},
@@ -86,10 +89,10 @@ def _waves(name: str, model: str, config: str, **options: Any) -> Entry:
 
 
 def _frames(key: str, *shape: int) -> Callable[[Mapping[str, int]], dict[str, torch.Tensor]]:
-    return lambda sizes: {key: _noise(sizes["B"], *shape)}
+    return lambda sizes: {key: noise(sizes["B"], *shape)}
 
 
-_BATCHES: Final = [{"B": 2}, {"B": 1}, {"B": 3}]
+BATCHES: Final = [{"B": 2}, {"B": 1}, {"B": 3}]
 _MOONSHINE: Final = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -156,11 +159,11 @@ MODELS: Final = (
         **_WAV2VEC2,
         position_embeddings_type="relative",
     ),
-    _hearer(
+    hearer(
         "wav2vec2_bert",
         "Wav2Vec2BertForCTC",
         "Wav2Vec2BertConfig",
-        lambda sizes: {"input_features": _noise(sizes["B"], sizes["L"], 16)},
+        lambda sizes: {"input_features": noise(sizes["B"], sizes["L"], 16)},
         {"input_features": {0: "B", 1: "L"}},
         sizes=[{"B": 2, "L": 40}, {"B": 1, "L": 33}, {"B": 3, "L": 57}],
         feature_projection_input_dim=16,
@@ -170,13 +173,13 @@ MODELS: Final = (
         intermediate_size=128,
         vocab_size=32,
     ),
-    _hearer(
+    hearer(
         "ast",
         "ASTForAudioClassification",
         "ASTConfig",
         _frames("input_values", 64, 32),
         {"input_values": {0: "B"}},
-        sizes=_BATCHES,
+        sizes=BATCHES,
         hidden_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -187,12 +190,12 @@ MODELS: Final = (
         max_length=64,
         num_mel_bins=32,
     ),
-    _hearer(
+    hearer(
         "whisper",
         "WhisperForConditionalGeneration",
         "WhisperConfig",
         lambda sizes: {
-            "input_features": _noise(sizes["B"], 16, 100),
+            "input_features": noise(sizes["B"], 16, 100),
             "decoder_input_ids": token_ids(sizes["B"], sizes["T"]),
         },
         {"input_features": {0: "B"}, "decoder_input_ids": DECODED},
@@ -204,24 +207,24 @@ MODELS: Final = (
         max_source_positions=50,
         max_target_positions=32,
     ),
-    _hearer(
+    hearer(
         "whisper_classifier",
         "WhisperForAudioClassification",
         "WhisperConfig",
         _frames("input_features", 16, 100),
         {"input_features": {0: "B"}},
-        sizes=_BATCHES,
+        sizes=BATCHES,
         **_SEQ2SEQ,
         **_SPECIAL,
         num_mel_bins=16,
         max_source_positions=50,
         max_target_positions=32,
     ),
-    _hearer(
+    hearer(
         "moonshine",
         "MoonshineForConditionalGeneration",
         "MoonshineConfig",
-        lambda sizes: {"input_values": _noise(1, sizes["L"]), "decoder_input_ids": token_ids(1, sizes["T"])},
+        lambda sizes: {"input_values": noise(1, sizes["L"]), "decoder_input_ids": token_ids(1, sizes["T"])},
         {"input_values": {1: "L"}, "decoder_input_ids": {1: "T"}},
         sizes=[{"L": 3200, "T": 7}, {"L": 2500, "T": 4}, {"L": 4711, "T": 9}],
         called=_NO_CACHE,
@@ -229,18 +232,19 @@ MODELS: Final = (
         **_MOONSHINE,
         **_SPECIAL,
     ),
-    _hearer(
+    hearer(
         "speech_to_text",
         "Speech2TextForConditionalGeneration",
         "Speech2TextConfig",
         lambda sizes: {
-            "input_features": _noise(sizes["B"], sizes["L"], 16),
+            "input_features": noise(sizes["B"], sizes["L"], 16),
             "decoder_input_ids": token_ids(sizes["B"], sizes["T"]),
         },
         {"input_features": {0: "B", 1: "L"}, "decoder_input_ids": DECODED},
         sizes=[{"B": 2, "L": 60, "T": 7}, {"B": 1, "L": 43, "T": 4}, {"B": 3, "L": 84, "T": 9}],
         called=_NO_CACHE,
         least={"L": 8},
+        most={"L": 380, "T": 32},
         **_SEQ2SEQ,
         input_feat_per_channel=16,
         conv_channels=32,
@@ -248,119 +252,30 @@ MODELS: Final = (
         max_target_positions=32,
         decoder_start_token_id=2,
     ),
-    _hearer(
-        "encodec",
-        "EncodecModel",
-        "EncodecConfig",
-        lambda sizes: {"input_values": _noise(1, 1, sizes["L"])},
-        {"input_values": {2: "L"}},
-        sizes=[{"L": 640}, {"L": 480}, {"L": 800}],
-        outputs=("audio_values",),
-        least={"L": 160},
-        num_filters=4,
-        hidden_size=16,
-        codebook_dim=16,
-        codebook_size=32,
-        upsampling_ratios=[4, 4],
-        num_lstm_layers=1,
-        target_bandwidths=[15.0],
-        sampling_rate=24000,
-    ),
-    _hearer(
-        "mimi",
-        "MimiModel",
-        "MimiConfig",
-        lambda sizes: {"input_values": _noise(1, 1, sizes["L"])},
-        {"input_values": {2: "L"}},
-        sizes=[{"L": 1280}, {"L": 960}, {"L": 1600}],
-        outputs=("audio_values",),
-        least={"L": 160},
-        num_filters=4,
-        hidden_size=32,
-        upsampling_ratios=[4, 4],
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=8,
-        intermediate_size=64,
-        codebook_size=32,
-        codebook_dim=16,
-        vector_quantization_hidden_dimension=16,
-        num_quantizers=4,
-        num_semantic_quantizers=1,
-        max_position_embeddings=128,
-        sliding_window=16,
-        upsample_groups=32,
-    ),
-    _hearer(
-        "dac",
-        "DacModel",
-        "DacConfig",
-        lambda sizes: {"input_values": _noise(sizes["B"], 1, sizes["L"])},
-        {"input_values": {0: "B", 2: "L"}},
-        sizes=[{"B": 2, "L": 640}, {"B": 1, "L": 512}, {"B": 3, "L": 960}],
-        outputs=("audio_values",),
-        least={"L": 64},
-        encoder_hidden_size=8,
-        downsampling_ratios=[4, 4],
-        decoder_hidden_size=32,
-        upsampling_ratios=[4, 4],
-        n_codebooks=3,
-        codebook_size=32,
-        codebook_dim=4,
-        hidden_size=32,
-    ),
-    _hearer(
+    hearer(
         "parakeet_ctc",
         "ParakeetForCTC",
         "ParakeetCTCConfig",
         _frames("input_features", 96, 32),
         {"input_features": {0: "B"}},
-        sizes=_BATCHES,
+        sizes=BATCHES,
         vocab_size=32,
         pad_token_id=0,
         encoder_config=_PARAKEET_ENCODER,
     ),
-    _hearer(
-        "vits",
-        "VitsModel",
-        "VitsConfig",
-        lambda sizes: {"input_ids": token_ids(1, sizes["L"], 30)},
-        {"input_ids": {1: "L"}},
-        sizes=[{"L": 12}, {"L": 9}, {"L": 17}],
-        outputs=("waveform",),
-        vocab_size=38,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        ffn_dim=64,
-        flow_size=32,
-        spectrogram_bins=17,
-        upsample_initial_channel=32,
-        upsample_rates=[4, 4],
-        upsample_kernel_sizes=[8, 8],
-        prior_encoder_num_flows=1,
-        wavenet_dilation_rate=1,
-        prior_encoder_num_wavenet_layers=1,
-        posterior_encoder_num_wavenet_layers=1,
-        resblock_kernel_sizes=[3],
-        resblock_dilation_sizes=[[1, 3]],
-        duration_predictor_num_flows=2,
-        depth_separable_num_layers=2,
-        use_stochastic_duration_prediction=False,
-    ),
-    _hearer(
+    hearer(
         "speecht5",
         "SpeechT5ForSpeechToText",
         "SpeechT5Config",
         lambda sizes: {
-            "input_values": _noise(sizes["B"], sizes["L"]),
+            "input_values": noise(sizes["B"], sizes["L"]),
             "decoder_input_ids": token_ids(sizes["B"], sizes["T"], 30),
         },
         {"input_values": {0: "B", 1: "L"}, "decoder_input_ids": DECODED},
         sizes=[{"B": 2, "L": 1600, "T": 5}, {"B": 1, "L": 1203, "T": 3}, {"B": 3, "L": 2048, "T": 8}],
         called=_NO_CACHE,
         least={"L": 400},
+        most={"T": 400},
         vocab_size=32,
         hidden_size=64,
         encoder_layers=2,
@@ -374,24 +289,5 @@ MODELS: Final = (
         conv_kernel=(10, 3, 3),
         num_conv_pos_embeddings=16,
         num_conv_pos_embedding_groups=4,
-    ),
-    _hearer(
-        "univnet",
-        "UnivNetModel",
-        "UnivNetConfig",
-        lambda sizes: {
-            "input_features": _noise(sizes["B"], sizes["L"], 16),
-            "noise_sequence": _noise(sizes["B"], sizes["L"], 8),
-        },
-        {"input_features": {0: "B", 1: "L"}, "noise_sequence": {0: "B", 1: "L"}},
-        sizes=[{"B": 2, "L": 10}, {"B": 1, "L": 7}, {"B": 3, "L": 13}],
-        outputs=("waveforms",),
-        model_in_channels=8,
-        model_hidden_channels=8,
-        num_mel_bins=16,
-        resblock_kernel_sizes=[3, 3],
-        resblock_stride_sizes=[4, 4],
-        resblock_dilation_sizes=[[1, 3], [1, 3]],
-        kernel_predictor_hidden_channels=8,
     ),
 )

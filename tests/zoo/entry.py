@@ -78,14 +78,14 @@ def config_of(name: str, options: Mapping[str, Any]) -> Any:
     return getattr(transformers, name)(**{key: value for key, value in options.items() if value is not None})
 
 
-def built(name: str, config: Any, seed: int = 0) -> nn.Module:
+def built(name: str, config: Any, gain: float = _GAIN) -> nn.Module:
     """A model of transformers by the name of its class, in evaluation mode, with `scaled` weights."""
-    torch.manual_seed(seed)
-    return scaled(getattr(transformers, name)(config))
+    torch.manual_seed(0)
+    return scaled(getattr(transformers, name)(config), gain)
 
 
-def scaled(model: nn.Module) -> nn.Module:
-    """Scale small matrices and embeddings up, and move vectors off their defaults, in place.
+def scaled(model: nn.Module, gain: float = _GAIN) -> nn.Module:
+    """Scale small matrices (to `gain` at the least) and embeddings up, and move vectors off their defaults, in place.
 
     With the usual initialisation logits are so flat that a wrong mask changes them by a thousandth.
     """
@@ -95,7 +95,7 @@ def scaled(model: nn.Module) -> nn.Module:
             if parameter.dim() < 2:
                 parameter.add_(torch.randn_like(parameter), alpha=0.05)
                 continue
-            least = _SPREAD if id(parameter) in embeddings else _GAIN / _inputs_of(parameter) ** 0.5
+            least = _SPREAD if id(parameter) in embeddings else gain / _inputs_of(parameter) ** 0.5
             spread = float(parameter.std()) if parameter.numel() > 1 else least
             if spread == 0.0:
                 parameter.add_(torch.randn_like(parameter), alpha=least / 4)

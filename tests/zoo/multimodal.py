@@ -246,7 +246,7 @@ def _flava() -> Any:
 
 def _align() -> Any:
     vision = {"image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.2, "hidden_dim": 64}
-    return hf.AlignModel(hf.AlignConfig(text_config=dict(_TEXT), vision_config=vision, projection_dim=64))
+    return hf.AlignModel(hf.AlignConfig(text_config=dict(_TEXT), vision_config=vision, projection_dim=80))
 
 
 def _owlvit() -> Any:

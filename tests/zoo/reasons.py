@@ -14,6 +14,7 @@ _NO_CACHE: Final = "keeps no keys and values between calls; its whole forward ca
 
 REASONS: Final[dict[str, str]] = {
     "canine": "torch.export fixes the length, as characters are pooled in whole blocks",
+    "encodec": f"{_ASKS} (how much to pad, computed in tensors)",
     "flaubert": f"{_ASKS} (the longest text of the batch must not be longer than the batch)",
     "fnet": "has no padding mask, which the tasks of text encoders need; export it from examples",
     "fsmt": f"{_ASKS} (positions that padding moves)",
@@ -22,12 +23,15 @@ REASONS: Final[dict[str, str]] = {
     "led": f"{_ASKS} (whether any token has global attention)",
     "longt5": "torch.export fixes the lengths, as local attention is cut into blocks",
     "longformer": f"{_ASKS} (whether any token has global attention)",
+    "mimi": f"{_ASKS} (how much to pad, computed in tensors)",
     "minimax": _OWN_CACHE,
     "nllb_moe": _OWN_EXPERTS,
     "openai_gpt": _NO_CACHE,
     "rwkv": _OWN_CACHE,
     "switch_transformers": _OWN_EXPERTS,
+    "vilt": "chooses patches by what is not padding, in numbers that depend on the data: fixed at those of the example",
     "vit_mae": "draws random numbers to shuffle its patches, also in inference",
+    "vits": "durations of sounds are numbers that depend on the data: so is the length of the wave",
     "xlm": f"{_ASKS} (the longest text of the batch must not be longer than the batch)",
     "xlstm": _OWN_CACHE,
 }
