@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from t2n_hf.export.module_interface import module_interface
+from t2n_hf.trace.capture import capture
 from t2n_hf.trace.tensor_lengths import TensorLengthsKept
 
 
@@ -45,3 +47,11 @@ def test_values_of_tensors_that_are_no_lengths_are_left_alone() -> None:
         assert torch.div(torch.tensor(7), torch.tensor(2), rounding_mode="trunc").item() == 3
         assert torch.div(torch.tensor(-7), 2, rounding_mode="floor").item() == -4
         assert torch.arange(5)[torch.tensor(1) : torch.tensor(4)].tolist() == [1, 2, 3]
+
+
+def test_captures_keep_lengths_that_a_module_puts_into_tensors() -> None:
+    interface = module_interface(Slices(), args=(torch.randn(2, 9),), dynamic_shapes=({1: Dim("L", min=6, max=29)},))
+    captured = capture(interface, torch.float32)
+    (result, _), *_ = captured.outputs
+    assert str(result.meta["val"].shape[1].node.expr.free_symbols) == str(set(captured.symbols))
+    assert captured.notes == ()
