@@ -87,7 +87,7 @@ def _needs(assign: Assign) -> Iterator[Need]:
 
 
 def _joined_numbers(body: tuple[Assign, ...]) -> Iterator[Need]:
-    """Joins with a number at free lengths: where axes are added or removed around them, earlier versions fail."""
+    """Joins and products with a number at free lengths: where axes are moved around them, earlier versions fail."""
     filled: set[str] = set()
     for assign in body:
         given = [arg.text for arg in assign.args if isinstance(arg, Name)]
@@ -95,6 +95,8 @@ def _joined_numbers(body: tuple[Assign, ...]) -> Iterator[Need]:
             filled.update(assign.results)
         elif assign.op == "concat" and any(isinstance(part, Name) and part.text in filled for part in assign.args[0]):
             yield Need("0.23.9", "a join with a number at free lengths")
+        elif assign.op == "matmul" and filled.intersection(given):
+            yield Need("0.23.5", "a product with a number at free lengths")
 
 
 def _is_number_at_free_lengths(assign: Assign) -> bool:

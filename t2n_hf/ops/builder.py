@@ -131,6 +131,8 @@ class Builder:
 
     def unary(self, op: str, x: Value, dtype: torch.dtype | None = None, **kwargs: Any) -> Value:  # noqa: ANN401
         """`op(x)`, of the shape of `x`."""
+        if op == "abs" and x.dtype is torch.float64:  # tract has it of f64 since 0.23.5
+            return self.binary("max", x, self.call("neg", x, out=(x.shape, x.dtype)), x.dtype)
         return self.call(op, x, out=(x.shape, dtype or x.dtype), **kwargs)
 
     def binary(

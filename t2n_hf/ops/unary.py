@@ -92,7 +92,7 @@ def _number_function(op: str) -> Any:  # noqa: ANN401 - an emitter
         if x.dtype is torch.bool:
             return x
         if op == "sign" and not x.dtype.is_floating_point:  # tract has it of integers since 0.23.5
-            return emit.cast(emit.unary(op, emit.cast(x, torch.float64)), x.dtype)
+            return emit.cast(emit.unary(op, emit.cast(x, torch.float32)), x.dtype)
         return emit.unary(op, x)
 
     return emitter

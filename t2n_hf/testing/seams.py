@@ -1,6 +1,7 @@
 """What is asked of emitters and rewrites that a distribution declares: found by their names, and right in tract."""
 # ruff: noqa: D102 - names of tests are sentences
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,14 +41,14 @@ class SeamCase:
     others: Sequence[tuple[torch.Tensor, ...]] = ()
 
 
-class _Conformance:
+class _Conformance(ABC):
     """Tests that are the same for both. `max_relative_error` is what tract's values may differ by from PyTorch's."""
 
     max_relative_error: ClassVar[float] = 1e-5
 
+    @abstractmethod
     def cases(self) -> Mapping[str, SeamCase]:
         """Name -> what to export and run."""
-        raise NotImplementedError
 
     def test_tract_computes_what_pytorch_does_at_all_lengths(self, tmp_path: Path) -> None:
         for number, (name, case) in enumerate(self.cases().items()):

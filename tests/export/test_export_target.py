@@ -1,5 +1,8 @@
 """`target`: an archive for an older tract has nothing newer in it, or is refused with all that is."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +12,9 @@ from t2n_hf.errors import ConfigError, EmitError
 from t2n_hf.export import export_nnef
 from t2n_hf.nnef.archive import ArchiveReader
 from t2n_hf.store.manifest import ExportManifest
+from t2n_hf.tract.runner import TractRunner
+
+WHEELS = Path(__file__).resolve().parents[2] / ".cache/tract-wheels"
 
 
 class Sums(nn.Module):
@@ -48,3 +54,13 @@ def test_what_the_target_cannot_run_is_refused_with_what_would(tmp_path):
 def test_a_target_of_another_form_is_refused_before_anything_is_loaded(tmp_path):
     with pytest.raises(ConfigError, match="tract==X"):
         export_nnef("no/such-model", tmp_path / "out", target="0.23.5")
+
+
+@pytest.mark.tract
+@pytest.mark.skipif(not (WHEELS / "0.23.0/tract").is_dir(), reason="scripts/tract_matrix.py fetches the wheels")
+def test_the_oldest_target_runs_what_is_written_for_it(tmp_path):
+    report = export_nnef(Sums(), tmp_path / "out", example_args=(IMAGE,), target="tract==0.23.0", check=False)
+    with TractRunner(report.archive, tract_folder=WHEELS / "0.23.0", timeout_s=120) as runner:
+        assert runner.version.startswith("0.23.0")
+        got = runner.run({next(iter(runner.inputs)): IMAGE.numpy()})
+    np.testing.assert_allclose(next(iter(got.values())), Sums()(IMAGE).numpy(), rtol=1e-5, atol=1e-5)
