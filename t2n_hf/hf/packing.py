@@ -1,6 +1,6 @@
-"""Quantizing one weight: as a whole, or one item of its first axis (one expert) at a time."""
+"""Quantizing one weight: as a whole, or by its first axis: one expert, or some rows of a large matrix, at a time."""
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -10,7 +10,11 @@ from t2n_hf.hf.sampled_error import SampledError
 from t2n_hf.tensor.opaque import OpaqueTensor
 from t2n_hf.tensor.transposed import TransposedTensor
 
-__all__ = ["ItemPacker", "packs_by_item", "quantized"]
+__all__ = ["ItemPacker", "packs_by_item", "quantized", "rows_at_once"]
+
+# A matrix larger than this is quantized some rows at a time, so that few pages of its checkpoint are in memory.
+_LARGE_NBYTES: Final = 32 << 20
+_ROWS_NBYTES: Final = 8 << 20
 
 
 def quantized(
@@ -70,16 +74,30 @@ def packs_by_item(choice: Choice, shape: torch.Size | tuple[int, ...]) -> bool:
     """Say whether a stack of matrices of `shape` can be quantized one at a time: its class keeps them apart."""
     if choice.format is None or len(shape) < 3 or 0 in shape:
         return False
-    columns = shape[-2] if choice.transposed else shape[-1]
-    smallest: Any = choice.format.quantize(torch.zeros(*[1] * (len(shape) - 1), columns))
+    return _keeps_items_apart(choice.format, len(shape), shape[-2] if choice.transposed else shape[-1])
+
+
+def rows_at_once(choice: Choice, value: torch.Tensor) -> int | None:
+    """Say how many rows of the matrix `value` are to be quantized at a time; None for all of them."""
+    if choice.format is None or choice.transposed or value.dim() != 2 or value.nbytes < _LARGE_NBYTES:
+        return None
+    if not _keeps_items_apart(choice.format, 2, value.shape[1]):
+        return None
+    return max(1, _ROWS_NBYTES // (value.shape[1] * value.element_size()))
+
+
+def _keeps_items_apart(kind: type[WeightFormat], rank: int, columns: int) -> bool:
+    """Say whether all that a class keeps of a tensor (..., columns) is there item for item of the first axis."""
+    smallest: Any = kind.quantize(torch.zeros(*[1] * (rank - 1), columns))
     state: OffloadState = smallest.to_offload_state()
-    return choice.format.row_parts(state["meta"], tuple(smallest.shape)) >= state["tensors"].keys()
+    return kind.row_parts(state["meta"], tuple(smallest.shape)) >= state["tensors"].keys()
 
 
 class ItemPacker:
-    """Quantizes a stack of `count` matrices, each as it is added. Of floats, there is only what is being added.
+    """Quantizes a weight of `count` items (matrices of a stack, rows of a matrix), some as they are added.
 
-    For weights of which `packs_by_item` is true.
+    Of floats, there is only what is being added. For weights of which `packs_by_item` is true, or that have
+    `rows_at_once`.
     """
 
     def __init__(
@@ -102,7 +120,7 @@ class ItemPacker:
         self._done = 0
 
     def add(self, value: torch.Tensor) -> None:
-        """Quantize the next matrix, (1, ...) as the parameter holds it. Raises QuantizationError naming the weight."""
+        """Quantize the next items, (n, ...) as the parameter holds them. Raises QuantizationError naming the weight."""
         importance = self._importance
         if importance is not None and importance.dim() > 1:
             importance = importance[self._done]
@@ -114,11 +132,11 @@ class ItemPacker:
             self._meta = state["meta"]
             self._parts = {key: part.new_empty(self._count, *part.shape[1:]) for key, part in state["tensors"].items()}
         for key, part in state["tensors"].items():
-            self._parts[key][self._done] = part[0]
-        self._done += 1
+            self._parts[key][self._done : self._done + value.shape[0]] = part
+        self._done += value.shape[0]
 
     def finish(self, compute: str) -> torch.Tensor:
-        """Give the whole stack."""
+        """Give the whole weight."""
         assert self._done == self._count
         assert self._choice.format is not None
         kind = self._choice.format

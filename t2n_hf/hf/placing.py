@@ -11,7 +11,7 @@ from t2n_hf.contract import OffloadState, WeightFormat
 from t2n_hf.errors import FormatError, T2NError
 from t2n_hf.hf.config import T2NConfig
 from t2n_hf.hf.disk_sources import StoredParts
-from t2n_hf.hf.packing import ItemPacker, packs_by_item, quantized
+from t2n_hf.hf.packing import ItemPacker, packs_by_item, quantized, rows_at_once
 from t2n_hf.hf.placement.device_map import CPU, Placement
 from t2n_hf.hf.placement.needs import Weight, stays_in_memory
 from t2n_hf.hf.plan import Choice, Plan
@@ -151,8 +151,9 @@ class Placing:
         if choice.format is None:
             on_disk = self.placement.on_disk(name)
             return self._offloaded(name, value, key, dtype) if on_disk else self.moved(name, value)
-        if value.dim() > 2 and packs_by_item(choice, value.shape):
-            packed = self._packed_by_item(name, value.shape[0], self._items_of(name, value, key), dtype)
+        step = 1 if value.dim() > 2 and packs_by_item(choice, value.shape) else rows_at_once(choice, value)
+        if step is not None:
+            packed = self._packed_by_item(name, value.shape[0], self._items_of(name, value, key, step), dtype)
             return parameter_of(self.moved(name, packed), name)
         stored = self._before_rounding(name, value, key)
         value = value if stored is None else stored.read()
@@ -213,11 +214,12 @@ class Placing:
         _settle(packed)
         return packed
 
-    def _items_of(self, name: str, value: torch.Tensor, key: str | None) -> Iterator[torch.Tensor]:
-        """Give the matrices of a stack that arrived whole, each as it is stored when that is wider."""
+    def _items_of(self, name: str, value: torch.Tensor, key: str | None, step: int) -> Iterator[torch.Tensor]:
+        """Give `step` items at a time of what arrived whole, as they are stored when that is wider."""
         stored = self._before_rounding(name, value, key)
-        for item in range(value.shape[0]):
-            yield value[item : item + 1] if stored is None else stored.rows(item, item + 1).read()
+        for item in range(0, value.shape[0], step):
+            stop = min(item + step, value.shape[0])
+            yield value[item:stop] if stored is None else stored.rows(item, stop).read()
 
     def _note_error(self, name: str, error: SampledError) -> None:
         if error.relative is not None:

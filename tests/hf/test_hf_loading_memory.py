@@ -12,6 +12,7 @@ import transformers as hf
 
 from t2n_hf import T2NConfig
 from t2n_hf.tensor.opaque import OpaqueTensor
+from t2n_hf.tensor.quant.q4_0 import QTensorTractScaleOnly
 
 ALLOWANCE = 50 << 20  # the pages of files that are given back from time to time, and buffers for chunks
 PROGRAM = """
@@ -41,6 +42,9 @@ def measured(folder, **options):
 
 small, large, saved = sys.argv[1:]
 load(small, weights="q4_0")  # what is imported late is there
+if not saved:
+    measured(large, weights="none", embeddings="q4_0")
+    sys.exit()
 everything = {"weights": "q4_0", "embeddings": "q4_0", "lm_head": "q4_0"}
 model = measured(large, **everything)
 model.save_pretrained(saved)
@@ -70,6 +74,25 @@ def test_a_fast_model_takes_no_second_copy_while_it_is_loaded_quantized_or_not(t
     assert on_the_fly["peak"] <= on_the_fly["held"] + ALLOWANCE
     assert packed["held"] == on_the_fly["held"]
     assert packed["peak"] <= packed["held"] + ALLOWANCE
+
+
+def test_a_large_table_is_quantized_some_rows_at_a_time(tmp_path):
+    shape = {**models.SHAPE, "vocab_size": 100_001, "hidden_size": 512, "intermediate_size": 32, "num_hidden_layers": 1}
+    source = hf.LlamaForCausalLM(hf.LlamaConfig(**{**shape, "tie_word_embeddings": True})).bfloat16()
+    table = source.get_input_embeddings().weight.detach()
+    table.view(-1).copy_(torch.arange(table.numel()).remainder_(25_013).sub_(9_000).div(9_999))
+    small, large = models.saved(models.m1(), tmp_path), models.saved(source, tmp_path)
+    config = T2NConfig("none", embeddings="q4_0")
+    loaded = hf.AutoModelForCausalLM.from_pretrained(large, dtype=torch.bfloat16, quantization_config=config)
+    whole = QTensorTractScaleOnly.quantize(table)
+    assert torch.equal(loaded.get_input_embeddings().weight.q4_0, whole.q4_0)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, small, large, ""], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert table.nbytes > 2 * ALLOWANCE - (16 << 20)
+    assert seen["peak"] <= seen["held"] + ALLOWANCE
 
 
 @pytest.mark.parametrize("inference", [False, True], ids=["plain", "inference_mode"])
