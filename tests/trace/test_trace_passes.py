@@ -194,6 +194,30 @@ def test_writes_become_whole_tensors_of_the_same_values():
     assert not replace_writes(graph).changed
 
 
+def by_operators(x):
+    y, n = x.abs() + 1, (x * 4).to(torch.int64)
+    y.pow_(2)
+    y.pow_(x.abs())
+    y //= 2
+    y.floor_divide_(x.abs() + 1)
+    n |= 3
+    n &= n + 1
+    n ^= n // 2
+    n <<= 2
+    n >>= torch.ones_like(n)
+    seen = x > 0
+    seen[:, 1:] |= y[:, 1:] > 1
+    return y, n, seen
+
+
+def test_operators_that_write_become_those_that_do_not_whatever_their_names():
+    module = trace(by_operators, X)
+    graph, _ = replace_writes(module.graph)
+    assert not any(target._schema.is_mutable for target in targets(graph) if hasattr(target, "_schema"))
+    module.recompile()
+    torch.testing.assert_close(tuple(module(X)), by_operators(X), rtol=0, atol=0)
+
+
 def seen_by_another_view(x):
     y = x.clone()
     part = y[:, :2]

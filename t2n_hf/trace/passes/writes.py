@@ -174,13 +174,35 @@ def _pure(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return value
 
 
+# In-place operators are called after the others, with an underscore at the end, but for these.
+_TWINS: Final = {
+    "__iand__": "__and__",
+    "__ilshift__": "__lshift__",
+    "__ior__": "__or__",
+    "__irshift__": "__rshift__",
+    "__ixor__": "__xor__",
+}
+
+
 def _without_write(target: Any) -> Any:  # noqa: ANN401 - an OpOverload
-    """`aten.add_.Tensor` -> `aten.add.Tensor`."""
-    packet = getattr(_aten, target._schema.name.removeprefix("aten::").removesuffix("_"), None)
-    pure = getattr(packet, target._overloadname, None) if target._schema.name.endswith("_") else None
-    if pure is None:
-        raise CaptureError(f"{target} writes into a tensor, and torch has no operator that does the same without")
-    return pure
+    """`aten.add_.Tensor` -> `aten.add.Tensor`, `aten.pow_.Scalar` -> `aten.pow.Tensor_Scalar`.
+
+    Overloads of the two may have different names: what they take is what tells.
+    """
+    name = target._schema.name.removeprefix("aten::")
+    twin = _TWINS.get(name) or (name.removesuffix("_") if name.endswith("_") else "")
+    packet = getattr(_aten, twin, None) if twin else None
+    names = packet.overloads() if packet is not None else []
+    for pure in [getattr(packet, overload) for overload in sorted(names, key=lambda each: each != target._overloadname)]:
+        if _takes(pure) == _takes(target):
+            return pure
+    raise CaptureError(f"{target} writes into a tensor, and torch has no operator that does the same without")
+
+
+def _takes(overload: Any) -> list[tuple[str, str, bool]]:  # noqa: ANN401 - an OpOverload
+    """Type, name and kind of each argument; the first is the tensor, whatever its name."""
+    arguments = overload._schema.arguments
+    return [(str(one.type), one.name if place else "", one.kwarg_only) for place, one in enumerate(arguments)]
 
 
 # Exchanged twice, axes are as they were; an alias has the same axes.
