@@ -193,7 +193,8 @@ def _without_write(target: Any) -> Any:  # noqa: ANN401 - an OpOverload
     twin = _TWINS.get(name) or (name.removesuffix("_") if name.endswith("_") else "")
     packet = getattr(_aten, twin, None) if twin else None
     names = packet.overloads() if packet is not None else []
-    for pure in [getattr(packet, overload) for overload in sorted(names, key=lambda each: each != target._overloadname)]:
+    names = sorted(names, key=lambda each: each != target._overloadname)
+    for pure in [getattr(packet, overload) for overload in names]:
         if _takes(pure) == _takes(target):
             return pure
     raise CaptureError(f"{target} writes into a tensor, and torch has no operator that does the same without")
