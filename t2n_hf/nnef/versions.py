@@ -93,15 +93,20 @@ def _joined_numbers(body: tuple[Assign, ...]) -> Iterator[Need]:
         given = [arg.text for arg in assign.args if isinstance(arg, Name)]
         if _is_number_at_free_lengths(assign) or (assign.op in ("squeeze", "unsqueeze") and filled.intersection(given)):
             filled.update(assign.results)
-        elif assign.op == "concat" and any(isinstance(part, Name) and part.text in filled for part in assign.args[0]):
+        elif assign.op == "concat" and any(name in filled for name in _joined(assign.args[0])):
             yield Need("0.23.9", "a join with a number at free lengths")
         elif assign.op == "matmul" and filled.intersection(given):
             yield Need("0.23.5", "a product with a number at free lengths")
 
 
+def _joined(parts: Any) -> list[str]:  # noqa: ANN401 - an argument of the graph model
+    return [part.text for part in parts if isinstance(part, Name)]
+
+
 def _is_number_at_free_lengths(assign: Assign) -> bool:
+    shape: Any = assign.kwargs.get("shape")
     number = assign.op == "tract_core_broadcast" and isinstance(assign.args[0], int | float)
-    return number and any(isinstance(length, Dim) for length in assign.kwargs["shape"])
+    return number and any(isinstance(length, Dim) for length in shape)
 
 
 def _is_padded(kwargs: Mapping[str, Any]) -> bool:
