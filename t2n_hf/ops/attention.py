@@ -123,10 +123,6 @@ def _fused(emit: Emit, query: Value, key: Value, value: Value, mask: Value | Non
 def rope(emit: Emit, x: Value, cos: Value, sin: Value) -> Value:
     """`x * cos + rotate_half(x) * sin`. The capture makes this call; no overload of torch is one.
 
-    Written out: tract's own operator takes three times as long for many positions, and as long for one.
+    Written out it would be seven lines, and quicker for many positions (0.3 ms for 1 ms of 9 heads at 512 positions).
     """
-    axis, size = x.rank - 1, x.shape[-1]
-    first, second = emit.slice(x, axis, 0, size // 2), emit.slice(x, axis, size // 2, size)
-    turned = emit.concat([emit.unary("neg", second), first], axis, x.dtype)
-    kept, added = emit.binary("mul", x, cos, x.dtype), emit.binary("mul", turned, sin, x.dtype)
-    return emit.binary("add", kept, added, x.dtype)
+    return emit.call("tract_transformers_apply_rope", x, cos, sin, out=(x.shape, x.dtype))
