@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Condition, Lock
 from time import monotonic
 from typing import Final, TypeAlias, final
@@ -26,6 +26,7 @@ STREAM_NBYTES: Final = _SLOT_COUNT * _SLOT_NBYTES
 _LEAST_BUDGET: Final = 2 * STREAM_NBYTES
 _IDLE_S: Final = 0.02
 _PLANNED: Final = 2
+_LONGEST_WAIT_S: Final = 1.0
 _CPU: Final = torch.device("cpu")
 
 Use: TypeAlias = Callable[[torch.Tensor], None]
@@ -49,15 +50,19 @@ class _Step:
 class _Read:
     """A step that one thread reads into `slot`, as number `number` since the stream was last turned (`turn`).
 
-    `rows` are there when `done`; None then says that they could not be read.
+    `rows` are there when `done`; None then says that they could not be read. `mine` says that who uses the values reads
+    it. `reading` is held until it has ended: an interrupt of who waits for that leaves nothing behind, which cannot be
+    said of a Condition.
     """
 
     step: _Step
     slot: torch.Tensor
     number: int
     turn: int
+    mine: bool
     rows: torch.Tensor | None = None
     done: bool = False
+    reading: Lock = field(default_factory=Lock)
 
 
 @final
@@ -81,14 +86,20 @@ class Stream:
         self._loading = loading
         self._slots: list[torch.Tensor] = []
         self._threads: ThreadPoolExecutor | None = None
+        # What was left to pass, and was not asked for in pieces since: a module that uses it in another way than as the
+        # rows of a product has it leased, and read ahead, from then on.
+        self._unasked: set[Key] = set()
         self.renew()
 
     def renew(self) -> None:
         """Begin anew: a forked child does not have its parent's thread, nor its place."""
         self._using = Lock()
-        self._changed = Condition()
+        # `with` a Condition itself may leave it locked when it is interrupted.
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
         self._threads = None
         self._has_thread = False
+        self._is_whole = True
         self._turn = self._taken = self._begun = 0
         self._plan: deque[_Step] = deque()
         self._last: _Step | None = None
@@ -103,7 +114,7 @@ class Stream:
         table, most = self._table, self._room.max_bytes
         if key in table.entries or key[1] != _CPU or key in table.pins or most is None or most < _LEAST_BUDGET:
             return False
-        if table.source_at(key) is not source:  # it would not be found when its turn comes
+        if key in self._unasked or table.source_at(key) is not source:  # it would not be found when its turn comes
             return False
         return self._room.over(source.nbytes) > 0 and table.policy.is_cyclic() and _steps_of(source) is not None
 
@@ -113,8 +124,10 @@ class Stream:
             return wanted
         left = []
         for source, device in wanted:
-            if self.passes((source.key, device), source):
-                self._table.policy.touch((source.key, device))
+            key = (source.key, device)
+            if self.passes(key, source):
+                self._table.policy.touch(key)
+                self._unasked.add(key)
             else:
                 left.append((source, device))
         return left
@@ -126,6 +139,7 @@ class Stream:
 
         `use` must not keep what it is given. What it made of the rows is worth nothing when False comes back.
         """
+        self._unasked.discard((source.key, device))
         if (source.key, device) in self._table.entries or not self._using.acquire(blocking=False):
             return False
         try:
@@ -141,34 +155,39 @@ class Stream:
         if not self._slots:
             if not self._loading.try_room(STREAM_NBYTES):
                 return False
+            # On another thread, where no mode of the present one makes them tensors that cannot be used anywhere; not
+            # on that of the stream, which may be in the middle of a read, or wait for the lock that is held here.
+            with ThreadPoolExecutor(1) as maker:
+                slots = maker.submit(_new_slots).result()
             self._room.reserve(STREAM_NBYTES)
-            # On another thread, where no mode of the present one makes them tensors that cannot be used anywhere.
-            self._slots = self._executor().submit(_new_slots).result()
-            with self._changed:
+            self._slots = slots
+            with self._lock:
                 self._free = list(self._slots)
         return True
 
     def _use_all(self, first: _Step, use: Use) -> bool:
-        whole = False
+        if not self._is_whole:  # what tidied up after an interrupt was interrupted
+            self._turn_to(None)
+        self._is_whole = False
         try:
             for at in range(first.steps.count):
                 read = self._take(replace(first, at=at))
                 if read.rows is None:
                     return False
                 use(read.rows)
-                with self._changed:
+                with self._lock:
                     self._free.append(read.slot)
                     self._go_on()
-            whole = True
+            self._is_whole = True
         finally:
-            if not whole:
+            if not self._is_whole:
                 self._turn_to(None)
         return True
 
     def _take(self, step: _Step) -> _Read:
         """Wait for a step, reading what comes after it meanwhile; what else was read is given up."""
         while True:
-            with self._changed:
+            with self._lock:
                 coming = self._coming()
                 if coming is None or not coming.is_at(step):
                     self._restart(step)
@@ -177,22 +196,27 @@ class Stream:
                     del self._reads[self._taken]
                     self._taken += 1
                     return read
-                mine = self._begin()
-                if mine is None:
-                    self._changed.wait()
+                mine = self._begin(mine=True)
+                # Without a free slot, one is coming from what was given up.
+                other = read or next(iter(self._busy), None)
             if mine is not None:
                 self._read(mine)
+            elif other is not None and other.reading.acquire(timeout=_LONGEST_WAIT_S):
+                other.reading.release()
 
     def _coming(self) -> _Step | None:
         read = self._reads.get(self._taken)
         return read.step if read is not None else self._plan[0] if self._plan else None
 
     def _turn_to(self, step: _Step | None) -> None:
-        with self._changed:
+        with self._lock:
             self._restart(step)
+        self._is_whole = True
 
     def _restart(self, step: _Step | None) -> None:
         self._turn += 1
+        # Who uses the values is here, and not reading: what it had begun was interrupted.
+        self._busy = [read for read in self._busy if not read.mine]
         # A slot that is being read into is free when that has ended.
         self._free = [slot for slot in self._slots if not any(slot is read.slot for read in self._busy)]
         self._reads.clear()
@@ -224,8 +248,8 @@ class Stream:
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> _Read | None:
-        """Let the calling thread read the next step; None when there is none, or no memory for it. `_changed` held."""
+    def _begin(self, mine: bool = False) -> _Read | None:
+        """Let the calling thread read the next step; None when there is none, or no memory for it. `_lock` held."""
         if not self._plan or not self._free:
             return None
         step = self._plan[0]
@@ -233,7 +257,8 @@ class Stream:
             self._plan[0] = replace(step, at=step.at + 1)
         else:
             self._plan.popleft()
-        read = self._reads[self._begun] = _Read(step, self._free.pop(), self._begun, self._turn)
+        read = self._reads[self._begun] = _Read(step, self._free.pop(), self._begun, self._turn, mine)
+        read.reading.acquire()
         self._begun += 1
         self._busy.append(read)
         return read
@@ -245,7 +270,7 @@ class Stream:
                 read.rows = read.step.steps.read(read.step.at, read.slot)
                 self._loading.pace.note(read.rows.nbytes, monotonic() - start)
         finally:
-            with self._changed:
+            with self._lock:
                 self._end(read)
 
     def _end(self, read: _Read) -> None:
@@ -256,15 +281,16 @@ class Stream:
                 self._free.append(read.slot)
         elif read.rows is None:
             self._plan.clear()
+        read.reading.release()
         self._changed.notify_all()
 
     def _go_on(self) -> None:
-        """Have the thread look again, or start it. `_changed` held."""
+        """Have the thread look again, or start it. `_lock` held."""
         if self._has_thread:
             self._changed.notify_all()
         elif self._plan:
-            self._has_thread = True
             self._executor().submit(self._read_on)
+            self._has_thread = True
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -278,12 +304,12 @@ class Stream:
     def _wait_to_begin(self) -> _Read | None:
         """Wait a moment for something to read and memory for it; None when there is none, and the thread may end."""
         while True:
-            with self._changed:
+            with self._lock:
                 read, turn, last = self._begin(), self._turn, self._last if len(self._plan) < _PLANNED else None
             found = last is not None and self._extend(last, turn)
             if read is not None:
                 return read
-            with self._changed:
+            with self._lock:
                 if not (found or (self._plan and self._free)) and not self._changed.wait(_IDLE_S):
                     self._has_thread = False
                     return None
@@ -294,7 +320,7 @@ class Stream:
             found = self._next_to_pass((last.source.key, _CPU))
         if found is None:
             return False
-        with self._changed:
+        with self._lock:
             if turn == self._turn:
                 self._plan.append(found)
                 self._last = found

@@ -1,7 +1,7 @@
 """What there is no room for passes through a few slots, piece by piece, and what is kept stays."""
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -182,6 +182,62 @@ def test_an_error_of_the_user_ends_the_use_and_nothing_else():
         with pytest.raises(ZeroDivisionError):
             pool.stream(passing, CPU, fail)
     pass_over(pool, sources)
+    pool.close()
+
+
+def test_interrupts_lose_no_slot(monkeypatch):
+    pool, sources = learned(budget=4 * SLOT * PIECES)
+    passing = next(source for source in sources if not pool.is_resident(source))
+    read_whole, interrupts = stream.Stream._read, []
+
+    def interrupted(self, read):
+        if threading.current_thread() is threading.main_thread():
+            interrupts.append(read)
+            raise KeyboardInterrupt
+        read_whole(self, read)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stream.Stream, "_read", interrupted)
+        for _ in range(40):
+            with suppress(KeyboardInterrupt):
+                used(pool, passing)
+    assert len(interrupts) > 4
+    pass_over(pool, sources)
+    pool.close()
+
+
+def test_new_slots_do_not_wait_for_a_read_into_older_ones():
+    pool, sources = learned(budget=4 * SLOT * PIECES)
+    slow, other = [source for source in sources if not pool.is_resident(source)][1:3]
+    slow.gate = threading.Event()
+    slow.reading.clear()
+    pass_over(pool, sources[: sources.index(slow)])
+    assert slow.reading.wait(20)  # the thread of the stream is in the middle of it
+    with pool._room.lock:
+        assert pool._stream.give_up()
+    timer = threading.Timer(10, slow.gate.set)
+    timer.start()
+    assert torch.equal(used(pool, other), other.values)
+    assert not slow.gate.is_set()
+    timer.cancel()
+    slow.gate.set()
+    pass_over(pool, sources)
+    pool.close()
+
+
+def test_what_is_never_asked_for_in_pieces_is_leased_and_read_ahead_again():
+    pool, sources = pool_of(4 * SLOT * PIECES), [SteppingSource(number) for number in range(8)]
+    unleased = 0
+    for _ in range(8):
+        for source in sources:
+            with leased(pool, source):
+                assert torch.equal(pool.resolve(source), source.values)
+                unleased += not pool.lease_count
+    assert unleased <= len(sources)  # each once, to find out
+    assert not pool._stream._slots
+    for _ in range(3):  # asked for at last, it passes from the next time on
+        pass_over(pool, sources)
+    assert pool._stream._slots
     pool.close()
 
 
