@@ -4,6 +4,7 @@ The counterpart of `pieces`, which traces one layer of a kind and takes the othe
 been traced, and layers share a piece only when their graphs are the same, node by node.
 """
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -175,8 +176,11 @@ def _piece(captured: Captured, region: _Region, name: str, where: str) -> Piece:
 
 
 def _names(facts: list[tuple[int, str] | None], otherwise: str) -> list[str]:
-    alone = sum(fact is None for fact in facts) == 1
-    rest = iter([otherwise] if alone else [f"{otherwise}_{at}" for at in range(len(facts))])
+    """A name each, no two alike: those that the call gives, else `otherwise`, with numbers when there are several."""
+    given = {fact[1] for fact in facts if fact}
+    alone = sum(fact is None for fact in facts) == 1 and otherwise not in given
+    numbered = (f"{otherwise}_{at}" for at in itertools.count())
+    rest = iter([otherwise]) if alone else (name for name in numbered if name not in given)
     return [fact[1] if fact else next(rest) for fact in facts]
 
 

@@ -81,6 +81,31 @@ def test_layers_that_compute_something_else_are_not_the_same(mode):
     assert numbers(captured) == [0, 1, 0, 2]
 
 
+class Telling(nn.Module):
+    """Its layers leave something behind that is no result of theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        for block in self.blocks:
+            block.register_forward_pre_hook(self.look)
+
+    def look(self, block, args):
+        self.seen.append(args[0] * 2)
+
+    def forward(self, x):
+        self.seen = []
+        for block in self.blocks:
+            x = block(x)
+        seen, self.seen = self.seen, []
+        return x + sum(seen)
+
+
+def test_what_a_layer_leaves_behind_has_a_name_of_its_own():
+    captured = whole(Telling())
+    assert [[name for _, name in piece.outputs] for piece in captured.pieces] == [["output", "output_0"]]
+
+
 def test_a_weight_that_layers_share_is_given_to_them():
     shared = nn.Linear(4, 4)
     captured = whole(Blocks(Block(), Block(shared=shared), Block(shared=shared)))
