@@ -7,7 +7,7 @@ from typing import final
 import torch
 
 from t2n_hf.errors import ResidencyError
-from t2n_hf.residency.entry import Claim, Entry, LoadState, Wanted
+from t2n_hf.residency.entry import Claim, Entry, LoadState, Wanted, Withdrawn
 from t2n_hf.residency.loading import Loading
 from t2n_hf.residency.source import Source, version_of
 from t2n_hf.residency.table import ResidentTable, stamp_of
@@ -139,6 +139,9 @@ class Claims:
             owner, claim.owner = claim.owner, None
             if owner is None:
                 return
+            if owner is current_thread():
+                for entry in entries:
+                    self._loading.give_up(entry, Withdrawn(f"the load of {entry.name} was interrupted"))
             for entry in entries if claim.writes else ():
                 if entry.is_overtaken and not entry.detached:
                     self._table.drop(entry)

@@ -65,7 +65,7 @@ class Loading:
 
     def begin(self, entry: Entry, source: Source) -> None:
         """Let the calling thread be the one that loads. Lock held."""
-        entry.state, entry.version = LoadState.LOADING, version_of(source)
+        entry.state, entry.version, entry.loader = LoadState.LOADING, version_of(source), current_thread()
 
     def load(self, entry: Entry, source: Source, streamed: bool = False) -> torch.Tensor:
         """Load an entry that the calling thread needs now, and has begun; `streamed`: without making room.
@@ -75,11 +75,16 @@ class Loading:
         try:
             if not entry.reserved and not streamed:
                 self._make_room(entry, source)
+            return self._read_into(entry, source)
         except BaseException as error:
             with self._room.lock:
-                self._table.fail(entry, error)
+                self.give_up(entry, error)
             raise
-        return self._read_into(entry, source)
+
+    def give_up(self, entry: Entry, error: BaseException) -> None:
+        """Forget an entry whose load the calling thread has begun, but was interrupted in. Lock held."""
+        if entry.state is LoadState.LOADING and entry.loader is current_thread():
+            self._table.fail(entry, error)
 
     def load_queued(self, entry: Entry, source: Source) -> None:
         """Load an entry on a worker, unless somebody who could not wait has begun to. Never raises an Exception."""

@@ -11,6 +11,7 @@ from residency_sources import CountingSource, run_threads, sources, use
 
 from t2n_hf.errors import ConfigError, StorageError
 from t2n_hf.residency import Claim, ResidencyStrategy, TensorResidencyPool, room
+from t2n_hf.residency.loading import Loading
 
 CPU = torch.device("cpu")
 LEARNED = ResidencyStrategy.LEARNED
@@ -233,6 +234,27 @@ def test_nobody_waits_for_ever_for_a_thread_that_waits_for_him(monkeypatch):
         helper.start()
         helper.join(20)
         assert not helper.is_alive()
+    pool.close()
+
+
+@pytest.mark.parametrize("where", ["load", "_read_into"])
+def test_an_interrupt_before_a_read_leaves_nothing_that_others_wait_for(where, monkeypatch):
+    pool = strict(4)
+    (a,) = sources(1)
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Loading, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            use(pool, a)
+    assert pool.lease_count == pool.used_bytes == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(Loading, "_read_into", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.resolve(a)
+    assert use(pool, a) is not None
     pool.close()
 
 
