@@ -7,6 +7,8 @@ from case_matrix import built_cases, outcomes
 
 from t2n_hf.nnef.versions import LEAST_TARGET, version_key
 
+# torch's own, on slow forms of its operators.
+pytestmark = pytest.mark.filterwarnings("ignore")
 WHEELS = Path(__file__).resolve().parents[2] / ".cache/tract-wheels"
 VERSIONS = sorted((path.parent.name for path in WHEELS.glob("*/tract")), key=version_key)
 # The package takes inputs without axes since 0.23.8; that is no matter of the archive.
