@@ -11,6 +11,8 @@ from t2n_hf.residency.policy import Evictable
 __all__ = ["LearnedOrder"]
 
 _IDLE_USES: Final = 64
+# An encoder runs once, and its decoder many times after it.
+_PASSES_LEFT_OUT: Final = 8
 
 
 @dataclass(slots=True)
@@ -39,6 +41,9 @@ class LearnedOrder:
     through one model do not disturb each other. In the first pass the latest value counts as furthest, as if the next
     pass began at once.
 
+    What a single thread left out of its last passes counts as furthest of all, and as nothing that comes next, until it
+    is used again, together with what was left out behind it.
+
     To find what to evict takes O(log n) for n keys, beside what is in use.
     """
 
@@ -49,6 +54,8 @@ class LearnedOrder:
         self._readers: dict[int, _Reader] = {}
         self._clock = 0
         self._passes = 0
+        self._seen: dict[Hashable, int] = {}  # the pass in which a key was used last
+        self._left_out: dict[Hashable, None] = {}  # of what is loaded
 
     # ---- learning -------------------------------------------------------------------------------------------------
 
@@ -73,13 +80,16 @@ class LearnedOrder:
             self._insert_after(key, reader.tail if reader else None)
         if reader:
             reader.tail = key
+        self._see(key)
 
     def touch(self, key: Hashable) -> None:
         """Move the calling thread to `key`."""
         self._clock += 1
+        self._see(key)
         thread = threading.get_ident()
         reader = self._readers.get(thread)
         if reader is None:
+            self._left_out.clear()
             if key not in self._place:
                 self._insert_after(key, None)
             self._readers[thread] = _Reader(key, key, self._clock, {key: None})
@@ -102,6 +112,9 @@ class LearnedOrder:
         passed, turns = reader.passed, reader.turns
         reader.passed, reader.turns = {}, 0
         self._passes += 1
+        if len(self._readers) == 1:
+            loaded = (self._order[place] for place in self._loaded)
+            self._left_out = dict.fromkeys(filter(self._is_left_out, loaded))
         if turns <= 1:  # a pass that began in the middle turns once
             return
         # What this pass left out stays behind what it came after before.
@@ -114,8 +127,23 @@ class LearnedOrder:
                 latest.append(key)
         self._set_order(key for first in passed for key in behind[first])
 
+    def _is_left_out(self, key: Hashable) -> bool:
+        return self._passes - self._seen.get(key, self._passes) > _PASSES_LEFT_OUT and len(self._readers) == 1
+
+    def _see(self, key: Hashable) -> None:
+        if self._is_left_out(key):
+            for other in self._after(key):
+                if not self._is_left_out(other):
+                    break
+                self._seen[other] = self._passes
+                self._left_out.pop(other, None)
+        self._seen[key] = self._passes
+        self._left_out.pop(key, None)
+
     def remove(self, key: Hashable) -> None:
         """Take `key` out of the order."""
+        self._seen.pop(key, None)
+        self._left_out.pop(key, None)
         if key not in self._place:
             return
         for reader in self._readers.values():
@@ -137,6 +165,7 @@ class LearnedOrder:
 
     def forget(self, key: Hashable) -> None:
         """Keep the place: the order outlives the values."""
+        self._left_out.pop(key, None)
         place = self._place.get(key, -1)
         at = bisect_left(self._loaded, place)
         if at < len(self._loaded) and self._loaded[at] == place:
@@ -169,6 +198,10 @@ class LearnedOrder:
         if over <= 0 or not self._loaded:
             return None
         readers = self._places_of_readers()
+        if self._left_out:
+            found = next(filter(evictable, self._left_out), None)
+            if found is not None:
+                return found
         chosen, furthest = None, beyond
         for here, until in zip(readers, readers[1:] + readers[:1], strict=True):
             # The keys between a thread and the next one ahead of it; of these the last will be used last.
@@ -191,9 +224,11 @@ class LearnedOrder:
                 return key, length - 1 - back
         return None, -1
 
-    def is_cyclic(self) -> bool:
-        """Whether one thread goes round, and has been all round once."""
-        return self._passes > 0 and len(self._places_of_readers()) == 1
+    def is_cyclic(self, evictable: Evictable) -> bool:
+        """Whether one thread goes round, has been all round once, and all that can be evicted is on its way."""
+        if not self._passes or len(self._places_of_readers()) != 1:
+            return False
+        return not any(map(evictable, self._left_out))
 
     def upcoming(self) -> Iterator[Hashable]:
         """Give what the calling thread uses next; nothing before a pass was seen, and when everything is loaded."""
@@ -203,7 +238,10 @@ class LearnedOrder:
         return self.following(reader.last)
 
     def following(self, key: Hashable) -> Iterator[Hashable]:
-        """Give those after `key` in the cycle."""
+        """Give those after `key` in the cycle, but not what was left out."""
+        return (other for other in self._after(key) if not self._is_left_out(other))
+
+    def _after(self, key: Hashable) -> Iterator[Hashable]:
         order = self._order
         place = self._place.get(key)
         if place is None:

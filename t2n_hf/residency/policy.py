@@ -57,8 +57,11 @@ class Policy(Protocol):
     def upcoming(self) -> Iterator[Hashable]:
         """Give the keys that the calling thread uses next, in order, as far as that is known and of interest."""
 
-    def is_cyclic(self) -> bool:
-        """Whether the order is known, and a key that is used now is used again when all others were."""
+    def is_cyclic(self, evictable: Evictable) -> bool:
+        """Whether the order is known, and a key that is used now is used again when all others were.
+
+        Of what is `evictable`, nothing is left that is used more seldom.
+        """
 
     def distance(self, key: Hashable) -> int:
         """How many other values are used before `key` is, at least."""
@@ -77,7 +80,7 @@ class _Unordered:
         """Not known."""
         return iter(())
 
-    def is_cyclic(self) -> bool:
+    def is_cyclic(self, evictable: Evictable) -> bool:
         """Not known."""
         return False
 

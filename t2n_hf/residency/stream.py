@@ -116,7 +116,7 @@ class Stream:
             return False
         if key in self._unasked or table.source_at(key) is not source:  # it would not be found when its turn comes
             return False
-        return self._room.over(source.nbytes) > 0 and table.policy.is_cyclic() and _steps_of(source) is not None
+        return self._room.over(source.nbytes) > 0 and table.is_cyclic() and _steps_of(source) is not None
 
     def left(self, claim: Claim, wanted: Wanted) -> Wanted:
         """Give those of `wanted` that have to be leased; the others are noted as used. Lock held."""

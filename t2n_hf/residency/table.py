@@ -116,6 +116,10 @@ class ResidentTable:
         entry = self.entries.get(key)  # type: ignore[call-overload]
         return entry is not None and entry.is_idle and key not in self.pins
 
+    def is_cyclic(self) -> bool:
+        """Whether what there is no room for had better not take that of others, see `Policy.is_cyclic`. Lock held."""
+        return self.policy.is_cyclic(self._is_evictable)
+
     def victim(self, needed: int, beyond: int = -1) -> Entry | None:
         """Choose what to evict so that `needed` bytes fit, see `Policy.victim`; None: nothing can go. Lock held."""
         if self._oversized:

@@ -188,3 +188,35 @@ def test_choosing_a_victim_does_not_grow_with_the_number_of_weights():
         return most
 
     assert looked_at_most(3000) == looked_at_most(30) == 1
+
+
+def test_what_was_left_out_for_many_passes_goes_first_and_does_not_come_next():
+    order = LearnedOrder()
+    for key in ["e0", "e1", "e2", *["d0", "d1", "d2"] * 3]:
+        order.touch(key)
+    assert list(order.following("d2"))[:3] == ["e0", "e1", "e2"]
+    for key in ("e1", "d0", "d1"):
+        order.arrive(key, 1)
+    order.touch("d0")
+    assert order.victim(anything, 1) == "d0"
+    assert order.is_cyclic(anything)
+    for _ in range(10):
+        for key in ("d1", "d2", "d0"):
+            order.touch(key)
+    assert list(order.following("d0")) == ["d1", "d2"]
+    assert order.victim(anything, 1) == "e1"
+    assert not order.is_cyclic(anything)
+    assert order.is_cyclic(lambda key: key != "e1")
+    order.touch("e0")  # another input: what was left out behind it comes next again
+    assert list(order.following("e0")) == ["e1", "e2", "d0", "d1", "d2"]
+    assert order.victim(anything, 1) != "e1"
+    assert order.is_cyclic(anything)
+
+
+def test_what_one_of_several_threads_leaves_out_is_kept_for_the_others():
+    order = LearnedOrder()
+    for key in ("a", "b", "c", "d"):
+        order.touch(key)
+        order.arrive(key, 1)
+    in_thread(lambda: [order.touch(key) for key in ("c", "d") * 12])
+    assert list(order.following("d")) == ["a", "b", "c"]

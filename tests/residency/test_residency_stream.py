@@ -281,3 +281,20 @@ def test_nothing_passes_while_there_is_room_or_the_order_is_unknown_or_the_budge
         with leased(pool, source):
             assert not pool.stream(source, CPU, lambda rows: None)
     pool.close()
+
+
+def test_what_is_used_once_makes_room_for_what_is_used_again_and_again():
+    pool, sources = pool_of(4 * SLOT * PIECES), [SteppingSource(number) for number in range(6)]
+    encoder, decoder = sources[:3], sources[3:]
+    pass_over(pool, encoder)
+    for _ in range(20):
+        pass_over(pool, decoder)
+    assert all(map(pool.is_resident, decoder))
+    before = [(source.whole, source.pieces) for source in decoder]
+    pass_over(pool, decoder)
+    assert [(source.whole, source.pieces) for source in decoder] == before
+    pass_over(pool, encoder)
+    for _ in range(20):
+        pass_over(pool, decoder)
+    assert all(map(pool.is_resident, decoder))
+    pool.close()
