@@ -38,11 +38,16 @@ _BETWEEN: Final[frozenset[Any]] = frozenset(
 
 
 def repeated(emit: Emit, x: Value, shape: Shape) -> Value:
-    """`x`, of the rank of `shape`, with its axes of length 1 that become a free length gathered, where that matters."""
-    free = [axis for axis in range(x.rank) if x.shape[axis] == 1 and not isinstance(shape[axis], int)]
-    if not free or not _feeds_product(emit.node):
+    """`x`, of the rank of `shape`, with its axes of length 1 that become a free length gathered, where that matters.
+
+    Fixed lengths are lost as well where what is repeated is joined with something else, and a product sums over both.
+    """
+    joined = _is_joined_in_product(emit.node)
+    grown = [axis for axis in range(x.rank) if x.shape[axis] == 1 and shape[axis] != 1]
+    axes = [axis for axis in grown if joined or not isinstance(shape[axis], int)]
+    if not axes or not (joined or _feeds_product(emit.node)):
         return x
-    for axis in free:
+    for axis in axes:
         x = emit.gather(x, _zeros(emit, shape[axis]), axis)
     return x
 
@@ -65,9 +70,23 @@ def _feeds_product(node: fx.Node) -> bool:
     waiting, seen = [node], {node}
     while waiting:
         for user in waiting.pop().users:
-            if user.target in _PRODUCTS or getattr(user.target, "namespace", "") == _OWN:
+            if _is_product(user):
                 return True
             if user.target in _BETWEEN and user not in seen:
                 seen.add(user)
                 waiting.append(user)
+    return False
+
+
+def _is_product(node: fx.Node) -> bool:
+    return node.target in _PRODUCTS or getattr(node.target, "namespace", "") == _OWN
+
+
+def _is_joined_in_product(node: fx.Node) -> bool:
+    """Whether a product takes the values of a node, joined with others along the axis that it sums over."""
+    for user in node.users:
+        rank = len(user.meta["val"].shape) if user.target is _aten.cat.default else 0
+        axis = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim", 0)
+        if rank and axis in (-1, rank - 1) and any(map(_is_product, user.users)):
+            return True
     return False

@@ -53,6 +53,18 @@ class Began(nn.Module):
         return (query @ value.transpose(2, 3)).softmax(-1) @ value, torch.cat([value, query], 1)
 
 
+class Readout(nn.Module):
+    """A token beside each of the others, both projected together."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(8, 4)
+
+    def forward(self, x):
+        rows = x.flatten(1, 2)
+        return self.project(torch.cat([rows, rows[:, 0].unsqueeze(1).expand_as(rows)], -1)).relu()
+
+
 class Windowed(nn.Module):
     """A linear layer on the windows of an image, which are put back behind it."""
 
@@ -77,6 +89,7 @@ CASES = [
     free("pooling_by_a_query", Pooling()),
     free("queries_of_zeros", Began()),
     free("windows", Windowed()),
+    free("a_token_beside_the_others", Readout()),
 ]
 
 
