@@ -14,12 +14,14 @@ from t2n_hf.trace.passes.result import PassResult
 from t2n_hf.trace.passes.rms_norm import fuse_rms_norm
 from t2n_hf.trace.passes.rope import fuse_rope
 from t2n_hf.trace.passes.views import join_views
+from t2n_hf.trace.passes.vmaps import expand_vmaps
 from t2n_hf.trace.passes.writes import replace_writes
 
 __all__ = ["PASSES", "make_pure", "simplify"]
 
 PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
     drop_asserts,
+    expand_vmaps,
     replace_writes,
     drop_aliases,
     fuse_rms_norm,
@@ -32,7 +34,7 @@ PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
 
 def make_pure(captured: CapturedGraph) -> None:
     """Run the passes after which no call changes a tensor, or only checks something."""
-    _run(captured, (drop_asserts, replace_writes, drop_dead_code))
+    _run(captured, (drop_asserts, expand_vmaps, replace_writes, drop_dead_code))
 
 
 def simplify(captured: CapturedGraph) -> None:
