@@ -157,8 +157,11 @@ class Stream:
                 return False
             # On another thread, where no mode of the present one makes them tensors that cannot be used anywhere; not
             # on that of the stream, which may be in the middle of a read, or wait for the lock that is held here.
-            with ThreadPoolExecutor(1) as maker:
-                slots = maker.submit(_new_slots).result()
+            try:
+                with ThreadPoolExecutor(1) as maker:
+                    slots = maker.submit(_new_slots).result()
+            except RuntimeError:  # the interpreter ends, or there is no memory for them
+                return False
             self._room.reserve(STREAM_NBYTES)
             self._slots = slots
             with self._lock:
@@ -289,8 +292,9 @@ class Stream:
         if self._has_thread:
             self._changed.notify_all()
         elif self._plan:
-            self._executor().submit(self._read_on)
-            self._has_thread = True
+            with suppress(RuntimeError):  # the interpreter ends, or has no more threads: who uses the values reads all
+                self._executor().submit(self._read_on)
+                self._has_thread = True
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._threads is None:

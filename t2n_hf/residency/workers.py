@@ -44,7 +44,12 @@ class Workers:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._count, thread_name_prefix="t2n_hf-pool")
             threads = self._threads
-        threads.submit(self._work)
+        try:
+            threads.submit(self._work)
+        except RuntimeError:  # the interpreter ends, or has no more threads: who needs the value loads it
+            with self._lock:
+                self._active -= 1
+            entry.queued = False
 
     def _work(self) -> None:
         try:

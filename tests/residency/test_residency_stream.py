@@ -283,6 +283,27 @@ def test_nothing_passes_while_there_is_room_or_the_order_is_unknown_or_the_budge
     pool.close()
 
 
+@pytest.mark.parametrize("before", [1, 3], ids=["without slots", "with slots"])
+def test_values_are_still_used_when_no_thread_can_be_started(before, monkeypatch):
+    pool, sources = pool_of(4 * SLOT * PIECES), [SteppingSource(number) for number in range(8)]
+    for _ in range(before):
+        pass_over(pool, sources)
+    pool._stream._threads, threads = None, pool._stream._threads
+    if threads is not None:
+        threads.shutdown()
+
+    def refuse(*args, **options):
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stream.ThreadPoolExecutor, "submit", refuse)
+        for _ in range(3):
+            pass_over(pool, sources)
+    for _ in range(3):
+        pass_over(pool, sources)
+    pool.close()
+
+
 def test_what_is_used_once_makes_room_for_what_is_used_again_and_again():
     pool, sources = pool_of(4 * SLOT * PIECES), [SteppingSource(number) for number in range(6)]
     encoder, decoder = sources[:3], sources[3:]
