@@ -269,14 +269,17 @@ def test_a_layer_that_counts_with_its_number_is_a_piece_of_its_own():
     assert [call.piece for call in captured(Stack(*(Numbered(i) for i in (1, 1, 2)))).calls.values()] == [0, 0, 1]
 
 
-def test_hooks_tell_layers_apart_by_what_they_do():
+def test_hooks_of_layers_run_in_the_graph_of_the_model():
     def adding(amount):
         return lambda module, args, output: output + amount
 
     model = Stack(*(nn.Linear(4, 4) for _ in range(4)))
     for layer, amount in zip(model.layers, (1, 1, 2), strict=False):
         layer.register_forward_hook(adding(amount))
-    assert [call.piece for call in captured(model).calls.values()] == [0, 0, 1, 2]
+    found = captured(model)
+    assert [call.piece for call in found.calls.values()] == [0, 0, 0, 0]
+    added = [node.args[1] for node in found.graph.nodes if node.target is torch.ops.aten.add.Tensor]
+    assert added == [1, 1, 2]
 
 
 def test_a_weight_of_a_layer_that_the_model_reads_itself_is_captured_whole():
