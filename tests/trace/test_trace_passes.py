@@ -218,6 +218,23 @@ def test_operators_that_write_become_those_that_do_not_whatever_their_names():
     torch.testing.assert_close(tuple(module(X)), by_operators(X), rtol=0, atol=0)
 
 
+def in_its_own_dtype(x):
+    y, n = x.clone(), (x * 4).to(torch.int32)
+    y[:, 1:].gt_(0)
+    y[0].add_(x[1].double() / 3)
+    n.mul_(torch.arange(8))
+    return y, n
+
+
+def test_what_is_written_keeps_the_dtype_of_its_tensor():
+    module = trace(in_its_own_dtype, X)
+    replace_writes(module.graph)
+    module.recompile()
+    for got, expected in zip(module(X), in_its_own_dtype(X), strict=True):
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got, expected)
+
+
 def seen_by_another_view(x):
     y = x.clone()
     part = y[:, :2]

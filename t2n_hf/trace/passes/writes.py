@@ -168,10 +168,45 @@ def _same_views(
 
 
 def _pure(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """The call without its write."""
-    value = graph.call_function(_without_write(node.target), node.args, node.kwargs)
+    """The call without its write, with the result in the dtype of the tensor that was written to."""
+    target = _without_write(node.target)
+    value = graph.call_function(target, node.args, node.kwargs)
     value.meta = dict(node.meta)
-    return value
+    written, given = node.meta["val"], _result_dtype(target, node)
+    if given == written.dtype:
+        return value
+    value.meta["val"] = written.new_empty(written.shape, dtype=given)
+    with graph.inserting_after(value):
+        cast = graph.call_function(_aten.to.dtype, (value, written.dtype))
+    cast.meta = dict(node.meta)
+    return cast
+
+
+_QUESTIONS: Final = frozenset(
+    {
+        *("eq", "ne", "lt", "le", "gt", "ge", "greater", "greater_equal", "less", "less_equal", "not_equal"),
+        *("logical_and", "logical_or", "logical_xor", "logical_not"),
+    }
+)
+_ARITHMETIC: Final = frozenset(
+    {
+        *("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide"),
+        *("remainder", "fmod", "pow", "atan2", "arctan2", "hypot", "bitwise_and", "bitwise_or", "bitwise_xor"),
+        *("__and__", "__or__", "__xor__"),
+    }
+)
+
+
+def _result_dtype(target: Any, node: fx.Node) -> torch.dtype:  # noqa: ANN401 - an OpOverload
+    """What the call without a write gives: a write keeps the dtype of its tensor, whatever is compared or added."""
+    name = target._schema.name.removeprefix("aten::")
+    written: torch.dtype = node.meta["val"].dtype
+    if name in _QUESTIONS:
+        return torch.bool
+    other = node.args[1] if len(node.args) > 1 else None
+    if name in _ARITHMETIC and isinstance(other, fx.Node) and isinstance(other.meta["val"], torch.Tensor):
+        return torch.result_type(node.args[0].meta["val"], other.meta["val"])  # type: ignore[union-attr]
+    return written
 
 
 # In-place operators are called after the others, with an underscore at the end, but for these.
