@@ -2,18 +2,20 @@
 
 from typing import Final
 
-__all__ = ["REASONS"]
+__all__ = ["FIXED", "REASONS"]
 
 _OWN_EXPERTS: Final = (
     "its router changes the type of its weights while it runs, and its experts are chosen by a loop over those that a "
     "batch has hit: the number of rows of each depends on the data"
 )
 _ASKS: Final = "its forward asks for a tensor's value"
+_LEN: Final = "torch.export fixes the batch, as its forward takes it by len()"
 _OWN_CACHE: Final = "keeps its state in a cache of its own kind, which is not yet an input and an output of archives"
 _NO_CACHE: Final = "keeps no keys and values between calls; its whole forward can be exported from examples"
 
 REASONS: Final[dict[str, str]] = {
     "canine": "torch.export fixes the length, as characters are pooled in whole blocks",
+    "deformable_detr": "tract takes more than four minutes to load it",
     "encodec": f"{_ASKS} (how much to pad, computed in tensors)",
     "flaubert": f"{_ASKS} (the longest text of the batch must not be longer than the batch)",
     "fnet": "has no padding mask, which the tasks of text encoders need; export it from examples",
@@ -27,7 +29,10 @@ REASONS: Final[dict[str, str]] = {
     "minimax": _OWN_CACHE,
     "nllb_moe": _OWN_EXPERTS,
     "openai_gpt": _NO_CACHE,
+    "rt_detr": _LEN,
+    "rt_detr_v2": _LEN,
     "rwkv": _OWN_CACHE,
+    "smolvlm": "leaves pictures out that are zeros everywhere: how many it sees depends on the data",
     "switch_transformers": _OWN_EXPERTS,
     "vilt": "chooses patches by what is not padding, in numbers that depend on the data: fixed at those of the example",
     "vit_mae": "draws random numbers to shuffle its patches, also in inference",
@@ -35,3 +40,19 @@ REASONS: Final[dict[str, str]] = {
     "xlm": f"{_ASKS} (the longest text of the batch must not be longer than the batch)",
     "xlstm": _OWN_CACHE,
 }
+
+# Exported with capture="dispatch", by one run at the shapes of the example, which the archive then keeps.
+FIXED: Final = frozenset(
+    {
+        "canine",
+        "encodec",
+        "funnel",
+        "led",
+        "longformer",
+        "longt5",
+        "mimi",
+        "rt_detr",
+        "rt_detr_v2",
+        "vilt",
+    }
+)
