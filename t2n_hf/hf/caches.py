@@ -52,8 +52,19 @@ class WholeLayer(DynamicLayer):
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
         self.keys, self.values = keys, values
-        self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
+
+    # Asked when they are wanted: while a model is traced each layer of it makes such a cache, and to ask a tensor then
+    # takes longer than all the rest.
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the keys."""
+        return self.keys.dtype  # type: ignore[union-attr]
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Of the keys."""
+        return self.keys.device  # type: ignore[union-attr]
 
     def get_seq_length(self) -> int:
         """Length of the past. The inherited test for an empty past would put a guard on a symbolic length."""
