@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from t2n_hf.trace.captured import Piece, PieceCall
+from t2n_hf.trace.direct_call import SeenCall, call_like, seen_call
 from t2n_hf.trace.layers import Arguments, bind, describe_layer, layer_index, may_count, piece_name, shape_of
 from t2n_hf.trace.same_graph import describe_piece
 from t2n_hf.trace.tracing import TracedLayer, trace_layer
@@ -101,6 +102,7 @@ class PieceRecorder:
     _kinds: list[_Kind] = field(default_factory=list)
     _results: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     _compared: set[int] = field(default_factory=set)
+    _called_first: dict[int, SeenCall] = field(default_factory=dict)
 
     @property
     def pieces(self) -> list[Piece]:
@@ -143,9 +145,18 @@ class PieceRecorder:
         self.calls[call] = PieceCall(number, f"{self.name_weight(where)}.")
         self._results[call] = traced.results
         leaves = arguments.leaves
-        results = torch.ops.t2n_hf.layer(call, [leaves[leaf] for leaf in inputs])
+        results = self._called(number, call, [leaves[leaf] for leaf in inputs])
         arguments.replace({leaf: results[at] for leaf, at in zip(changed, traced.changed.values(), strict=True)})
         return traced.rebuild(results, inputs, arguments)
+
+    def _called(self, number: int, call: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Put a call of this kind into the graph: the first one as torch does it, the others like it."""
+        known = self._called_first.get(number)
+        results = None if known is None else call_like(known, LAYER_OP, (call, tensors))
+        if results is None:
+            results = torch.ops.t2n_hf.layer(call, tensors)
+            self._called_first[number] = seen_call(results)
+        return results
 
     def _kind_of(
         self,
