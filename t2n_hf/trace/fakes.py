@@ -60,7 +60,9 @@ class _Swap:
             # The same as torch.empty under the mode, without its ways through the dispatcher: models have many weights.
             meta = torch.empty(tuple(tensor.shape), dtype=dtype, device="meta")
             fake: torch.Tensor = FakeTensor(self.mode, meta, torch.device("cpu"))
-            self.stand_ins[id(tensor)] = nn.Parameter(fake, requires_grad=False) if is_parameter else fake
+            if is_parameter:
+                fake._is_param = True  # what nn.Parameter makes of a subclass, without its copy
+            self.stand_ins[id(tensor)] = fake
         return self.stand_ins[id(tensor)]
 
     def _real(self, buffer: torch.Tensor, where: str) -> torch.Tensor:

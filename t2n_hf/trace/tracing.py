@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx, nn
@@ -14,13 +14,15 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make
 from torch.utils import _pytree as pytree
 
 from t2n_hf.trace.captured import Piece
-from t2n_hf.trace.layers import Argument, Arguments, PieceError
+from t2n_hf.trace.layers import Argument, Arguments, PieceError, layer_index
 from t2n_hf.trace.piece_by_piece_serialize import serialize_args, type_as_str_with_info
 from t2n_hf.trace.swap import buffers_watched, tensors_of, tensors_replaced
 from t2n_hf.trace.tree_text import tree_spec_from_name
 from t2n_hf.trace.watchers import hooks_left_out, watched_from_outside
 
 __all__ = ["TracedLayer", "trace_layer"]
+
+_MANY: Final = 8  # tensors in a container, more than which not all are given to a trace at first
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,35 @@ def trace_layer(layer: nn.Module, arguments: Arguments, where: str, name: str) -
         PieceError: the layer has effects that its results do not show, or cannot be traced by itself.
     """
     places = [at for at, leaf in enumerate(arguments.leaves) if isinstance(leaf, torch.Tensor)]
+    likely = _likely_places(places, layer, arguments)
+    if len(likely) < len(places):
+        try:
+            traced = _traced_with(likely, layer, arguments, where, name)
+        except PieceError:
+            traced = None  # it needs the others, or would fail with them too
+        left_out = {id(arguments.leaves[at]) for at in set(places) - set(likely)}
+        if traced is not None and not any(id(held) in left_out for held in traced.piece.constants.values()):
+            return traced
+    return _traced_with(places, layer, arguments, where, name)
+
+
+def _likely_places(places: list[int], layer: nn.Module, arguments: Arguments) -> list[int]:
+    """The leaves that the layer will use, if it uses its own part of a cache that has a key and a value for each layer.
+
+    To trace a layer takes time for each tensor that it is given; a tensor that is left out and used after all is seen.
+    """
+    index = layer_index(layer)
+    left_out: set[int] = set()
+    for argument in arguments.arguments:
+        count = argument.stop - argument.start
+        if not argument.is_leaf and index is not None and count > _MANY and 2 * index + 1 < count:
+            mine = argument.start + 2 * index
+            left_out |= set(range(argument.start, argument.stop)) - {mine, mine + 1}
+    return [at for at in places if at not in left_out]
+
+
+def _traced_with(places: list[int], layer: nn.Module, arguments: Arguments, where: str, name: str) -> TracedLayer:
+    """Trace the layer with these leaves of its arguments as inputs of the graph."""
     mode = detect_fake_mode([arguments.leaves[at] for at in places])
     if mode is None:
         raise PieceError(f"{where} is called without a traced tensor")

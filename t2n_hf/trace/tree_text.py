@@ -11,6 +11,7 @@ import re
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -40,6 +41,7 @@ def tree_spec_as_name(tree_spec: pytree.TreeSpec, n_elements: int) -> str:
     return f"___{n_elements}_{json.dumps(_node(tree_spec), separators=(',', ':'))}"
 
 
+@lru_cache(maxsize=64)
 def tree_spec_from_name(name: str) -> tuple[int, pytree.TreeSpec]:
     """Read what `tree_spec_as_name` wrote: the number of leaves, and the structure, equal to the one written.
 
