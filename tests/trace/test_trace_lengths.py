@@ -57,6 +57,23 @@ def test_two_lengths_that_must_stand_in_a_relation_are_refused_together() -> Non
         export_with_lengths(Fits(), [torch.randn(8), torch.randn(32)], dims)
 
 
+def test_a_table_for_the_longest_context_may_be_taken_whole() -> None:
+    class Past(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.randn(64, 64).tril())
+
+        def forward(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+            new, total = tensors[0].shape[0], tensors[0].shape[0] + tensors[1].shape[0]
+            return self.table[total - new : total, :total]
+
+    module, dims = Past(), [{0: Dim("S", min=1, max=64)}, {0: Dim("P", min=0, max=63)}]
+    exported = export_with_lengths(module, [torch.randn(5), torch.randn(6)], dims, ["S+P < 65"])
+    for new, past in ((4, 60), (62, 2), (3, 9)):
+        inputs = [torch.randn(new), torch.randn(past)]
+        assert torch.equal(exported.module(check_guards=False)(inputs), module(inputs))
+
+
 def test_a_length_that_is_fixed_is_said_by_torch_itself() -> None:
     class Fixed(nn.Module):
         def forward(self, tensors: list[torch.Tensor]) -> torch.Tensor:
