@@ -15,7 +15,10 @@ _NO_CACHE: Final = "keeps no keys and values between calls; its whole forward ca
 
 REASONS: Final[dict[str, str]] = {
     "canine": "torch.export fixes the length, as characters are pooled in whole blocks",
-    "deformable_detr": "tract takes more than four minutes to load it",
+    "deformable_detr": (
+        "tract takes more than four minutes to load deformable attention of two layers over four levels of features; "
+        "one layer, or three levels of a smaller picture, are right"
+    ),
     "encodec": f"{_ASKS} (how much to pad, computed in tensors)",
     "flaubert": f"{_ASKS} (the longest text of the batch must not be longer than the batch)",
     "fnet": "has no padding mask, which the tasks of text encoders need; export it from examples",
