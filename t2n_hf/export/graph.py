@@ -145,13 +145,13 @@ def _dense(lowered: Lowered, choices: Mapping[str, WeightChoice], owner: nn.Modu
     return {b.fqn: reasons[b.fqn] for b in lowered.bindings if b.fqn is not None and b.fqn in reasons}
 
 
-def _spec(node: fx.Node, name: str, names: Mapping[Any, sympy.Symbol]) -> InputSpec:
+def _spec(node: fx.Node, name: str, names: dict[Any, sympy.Symbol]) -> InputSpec:
     value = node.meta["val"]
-    shape = tuple(d if isinstance(d, int) else d.node.expr.subs(names) for d in value.shape)
+    shape = tuple(d if isinstance(d, int) else d.node.expr.xreplace(names) for d in value.shape)
     return InputSpec(name=name, dtype=dtype_of(value.dtype).name, shape=shape)
 
 
-def _shape(node: fx.Node, name: str, names: Mapping[Any, sympy.Symbol]) -> TensorShape:
+def _shape(node: fx.Node, name: str, names: dict[Any, sympy.Symbol]) -> TensorShape:
     spec = _spec(node, name, names)
     shape = tuple(d if isinstance(d, int) else int(d) if d.is_Integer else _text(d) for d in spec.shape)
     return TensorShape(name=spec.name, dtype=spec.dtype, shape=shape)

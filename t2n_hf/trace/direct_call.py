@@ -69,7 +69,8 @@ def _node_of(leaf: Any, tracer: Any) -> Any:  # noqa: ANN401 - an argument, as t
 
 
 def _item(call: fx.Node, place: int, like: Any, tracer: Any) -> torch.Tensor:  # noqa: ANN401
-    node = tracer.create_node("call_function", operator.getitem, (call, place), {})
+    node = tracer.graph.create_node("call_function", operator.getitem, (call, place), {})
+    node.meta = {key: dict(value) if isinstance(value, dict) else value for key, value in call.meta.items()}
     node.meta["val"] = like
     fresh: torch.Tensor = fast_detach(like.fake_mode, like)
     tracer.tensor_tracker[fresh] = _ProxyTensor(fx.Proxy(node, tracer), None)
