@@ -62,6 +62,8 @@ class _CausalLM(nn.Module):
         mask [B, P+S] i64 is 0 where a token is padding (all padding before all tokens), the positions are [B, S] i64.
         Returns the logits, then the caches, keys and values grown to [B, H, P+S, D].
         """
+        if attention_mask is not None and self._pads_some(input_ids, attention_mask):
+            return self._each_row(input_ids, caches, attention_mask, position_ids)
         past = self._past_length(caches)
         if attention_mask is not None and attention_mask.shape[1] != input_ids.shape[1] + past:
             raise ConfigError(f"a mask of {attention_mask.shape[1]} for {input_ids.shape[1]} tokens after {past}")
@@ -79,6 +81,24 @@ class _CausalLM(nn.Module):
             logits = [self._logits(*span) for span in self._spans(input_ids, cache, options)]
         return (torch.cat(logits, dim=1) if self._all_logits else logits[-1], *cache.tensors())
 
+    def _pads_some(self, input_ids: torch.Tensor, mask: torch.Tensor) -> bool:
+        """Whether rows have to be run one by one: some go on from a past that the call for the others would forget."""
+        if self._captured or not self._begins_anew:
+            return False
+        padded = (mask[:, -input_ids.shape[1] :] == 0).any(dim=1)
+        return bool(padded.any()) and not bool(padded.all())
+
+    def _each_row(
+        self, input_ids: torch.Tensor, caches: list[torch.Tensor], mask: torch.Tensor, positions: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        rows = []
+        for at in range(input_ids.shape[0]):
+            twice = [at, at]  # layers of states ignore the mask of a lone row
+            place = None if positions is None else positions[twice]
+            found = self.forward(input_ids[twice], [cache[twice] for cache in caches], mask[twice], place)
+            rows.append([part[:1] for part in found])
+        return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
+
     def _past_length(self, caches: list[torch.Tensor]) -> int:
         grows = [grown for states in self._layout for grown in states.grows()]
         return next((cache.shape[KEY_VALUE_LENGTH] for cache, grown in zip(caches, grows, strict=True) if grown), 0)
@@ -95,7 +115,7 @@ class _CausalLM(nn.Module):
         spans = []
         for at in range(new):
             now = {name: value[:, at : at + 1] for name, value in options.items()}
-            if mask is not None:
+            if mask is not None and any(grown for states in self._layout for grown in states.grows()):
                 now["attention_mask"] = mask[:, : mask.shape[1] - new + at + 1]
             spans.append((input_ids[:, at : at + 1], cache, now))
         return spans
