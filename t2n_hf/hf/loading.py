@@ -192,7 +192,9 @@ def _loader(config: Any, task: str | None, options: Mapping[str, Any]) -> Any:  
     if task is not None:
         auto = auto_class(task, config)
         # A model of images and text has its language model in it, which no auto class knows by that configuration.
-        if type(config) in auto._model_mapping or getattr(config, "auto_map", None) or not config.architectures:
+        has_parts = config.get_text_config() is not config
+        known = type(config) in auto._model_mapping or getattr(config, "auto_map", None)
+        if known or not has_parts or not config.architectures:
             return auto
     for name in config.architectures or ():
         if hasattr(transformers, name):

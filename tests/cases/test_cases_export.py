@@ -389,7 +389,7 @@ class Solver(nn.Module):
 
 class Wave(nn.Module):
     def forward(self, x):
-        return torch.fft.fft(x).real
+        return torch.special.bessel_j0(x)
 
 
 class Layer(nn.Module):
@@ -420,7 +420,7 @@ def test_every_operator_without_an_emitter_is_listed_with_each_module_that_uses_
     told = str(error.value)
     blocks = told.split("\n  aten.")[1:]
     assert any("svd" in block and "in end:" in block for block in blocks), told
-    assert any("fft" in block and "wave:" in block and "layers" in block for block in blocks), told
+    assert any("bessel" in block and "wave:" in block and "layers" in block for block in blocks), told
     assert os.listdir(tmp_path) == []
 
 

@@ -57,3 +57,4 @@ def test_a_function_that_is_no_operator_is_refused_inside_vmap():
             node.update_arg(2, "somewhere.Function")
     with pytest.raises(CaptureError, match=r"somewhere\.Function, which is no operator"):
         expand_vmaps(graph)
+    assert torch._C._functorch.maybe_current_level() is None  # the process is not left below a vmap

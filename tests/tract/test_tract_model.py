@@ -267,7 +267,7 @@ def test_an_export_on_the_hub_is_fetched_by_its_manifest(export, monkeypatch):
             raise OSError("404")
         return str(export / name)
 
-    monkeypatch.setattr("t2n_hf.tract.model.cached_file", fetch)
+    monkeypatch.setattr("t2n_hf.tract.loading.cached_file", fetch)
     with TractModelForCausalLM.from_pretrained("who/what", revision="main", token="secret") as model:
         assert model.generate(ids(1, 2)).shape == (1, 7)
     assert asked[0] == ("who/what", "t2n_export.json", "main", "secret")

@@ -75,12 +75,18 @@ def _traced(nodes: list[fx.Node], sources: list[fx.Node], results: list[fx.Node]
 
     def run(*given: Any) -> list[torch.Tensor]:  # noqa: ANN401 - fake tensors and symbols
         known = dict(zip(sources, given, strict=True))
-        for node in nodes:
-            if node.target is flat_apply:
-                known[node] = _indexed(node, known)
-                continue
-            args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), known.__getitem__)
-            known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        depth = 0
+        try:
+            for node in nodes:
+                if node.target is flat_apply:
+                    known[node] = _indexed(node, known)
+                    continue
+                args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+                known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+                depth += (node.target is _BEGIN) - (node.target is _END)
+        finally:
+            for _ in range(depth):  # what failed half way must not leave the process below a vmap
+                torch._C._functorch._vmap_decrement_nesting()
         return [known[node] for node in results]
 
     values = [source.meta["val"] for source in sources]
