@@ -82,7 +82,8 @@ class TraceMemory:
             self.adopt([tensor])
         shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
         with self.mode:
-            if not isinstance(offset, int) or offset == 0:
+            empty = any(isinstance(length, int) and length == 0 for length in shape)
+            if not isinstance(offset, int) or offset == 0 or empty:
                 return torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)
             end = offset + 1 + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
             return torch.empty(end, dtype=tensor.dtype, device=tensor.device).as_strided(shape, stride, offset)
