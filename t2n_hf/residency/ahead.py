@@ -39,11 +39,15 @@ class Readahead:
         self._passes = stream.passes
         self._unused: list[tuple[Key, int]] = []  # with how many values came before each
         self._advised: set[object] = set()
+        self._rests = 0
         workers.load = self.load
 
     def plan(self) -> None:
         """Queue what the calling thread will use next, as far as there is room. Lock held."""
-        table, between = self._table, 0
+        if self._rests:  # all that comes next passes
+            self._rests -= 1
+            return
+        table, between, passing = self._table, 0, 0
         unused = self._unused_nbytes()
         if unused >= self._window:
             return
@@ -56,7 +60,9 @@ class Readahead:
                 nbytes = source.nbytes
                 if self._passes(key, source):  # type: ignore[arg-type]
                     between += nbytes
+                    passing += 1
                     if between > _REACH * self._window:
+                        self._rests = passing - 1
                         return
                     continue
                 if unused + nbytes > self._window and not (unused == 0 and self._suits_large(nbytes, between)):
