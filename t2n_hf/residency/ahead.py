@@ -46,7 +46,10 @@ class Readahead:
         """Queue what the calling thread will use next, as far as there is room. Lock held."""
         if self._rests:  # all that comes next passes
             self._rests -= 1
-            return
+        else:
+            self._plan_now()
+
+    def _plan_now(self) -> None:
         table, between, passing = self._table, 0, 0
         unused = self._unused_nbytes()
         if unused >= self._window:
