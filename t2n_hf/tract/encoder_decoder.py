@@ -8,15 +8,13 @@ from typing import Final, final
 import numpy as np
 
 from t2n_hf.errors import ConfigError
+from t2n_hf.tract.caches import WorkerCaches, common_length
 from t2n_hf.tract.runner import TractRunner
 
 __all__ = ["Encoded", "EncoderDecoder"]
 
 _CROSS: Final = "cross_"
 _MASK: Final = "encoder_attention_mask"
-_IN: Final = "in_cache_"
-_OUT: Final = "out_cache_"
-_AXIS: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,7 @@ class EncoderDecoder:
                 f"inputs {_CROSS}* that are outputs of the encoder"
             )
         self._taken = taken
-        self._feedback = {name: name.replace(_OUT, _IN, 1) for name in decoder.outputs if name.startswith(_OUT)}
+        self._caches = WorkerCaches(decoder)
         self._encoded: Encoded | None = None
         self._rows = np.zeros(0, np.int64)
         self._seen = np.zeros((0, 0), np.int64)
@@ -73,9 +71,9 @@ class EncoderDecoder:
         rows = np.arange(len(tokens)) if rows is None else rows
         kept = self._reuse(encoded, tokens, rows)
         self._seen = self._seen[:0]  # while the worker is at it: an error leaves it in a state that nobody knows
-        result = self.decoder.step({"input_ids": np.ascontiguousarray(tokens[:, kept:])}, self._feedback)
+        logits = self._caches.step({"input_ids": np.ascontiguousarray(tokens[:, kept:])})
         self._seen = tokens.copy()
-        return next(value for name, value in result.items() if name not in self._feedback)
+        return logits
 
     def _reuse(self, encoded: Encoded, tokens: np.ndarray, rows: np.ndarray) -> int:
         """Bring the worker's caches to a beginning of `tokens`; returns how long it is."""
@@ -91,18 +89,15 @@ class EncoderDecoder:
                 self._rows = rows.copy()
             return 0
         if not np.array_equal(order, np.arange(len(order))):
-            self.decoder.take([*self._feedback.values()], order.tolist())
+            self._caches.take(order.tolist())
             self._seen = self._seen[order]
-        length = _common(self._seen, tokens)
-        if length < self._seen.shape[1]:
-            self.decoder.crop(self._feedback.values(), axis=_AXIS, length=length)
-        return length
+        return self._caches.cut(common_length(self._seen, tokens), self._seen.shape[1])
 
     def _order(self, tokens: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
         """For each sequence a seen one that it begins like; None when nothing can be used again."""
-        if not self._feedback or self._seen.size == 0 or not np.array_equal(rows, self._rows):
+        if not self._caches.feedback or self._seen.size == 0 or not np.array_equal(rows, self._rows):
             return None
-        if _common(self._seen, tokens) == min(self._seen.shape[1], tokens.shape[1] - 1):
+        if common_length(self._seen, tokens) == min(self._seen.shape[1], tokens.shape[1] - 1):
             return np.arange(len(rows))
         length = min(self._seen.shape[1], tokens.shape[1] - 1)
         begins = {
@@ -110,7 +105,7 @@ class EncoderDecoder:
         }
         order = [begins.get((int(row), *new[:length].tolist())) for row, new in zip(rows, tokens, strict=True)]
         if any(at is None for at in order):
-            return np.arange(len(rows)) if _common(self._seen, tokens) else None
+            return np.arange(len(rows)) if common_length(self._seen, tokens) else None
         return np.array(order)
 
     def reset(self) -> None:
@@ -130,10 +125,3 @@ class EncoderDecoder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _common(seen: np.ndarray, tokens: np.ndarray) -> int:
-    """How many positions all sequences share with what was seen, short of the last one."""
-    most = min(seen.shape[1], tokens.shape[1] - 1)
-    different = np.flatnonzero((seen[:, :most] != tokens[:, :most]).any(axis=0))
-    return int(different[0]) if different.size else most

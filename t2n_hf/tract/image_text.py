@@ -1,17 +1,17 @@
 """A language model that reads images, in tract, with the `generate()` of transformers."""
 
 import os
-from types import TracebackType
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
-from transformers.generation import GenerationMixin, GenerationMode
+from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.tract.encoder_decoder import Encoded
+from t2n_hf.tract.generating import TractGenerator, refuse_unknown_tokens
 from t2n_hf.tract.loading import export_folder, generation_config_of, manifest_of
 from t2n_hf.tract.multimodal import Multimodal
 from t2n_hf.tract.pipelines import open_multimodal
@@ -22,7 +22,7 @@ _PLACEHOLDERS: Final = ("image_token_id", "image_token_index", "audio_token_id",
 
 
 @final
-class TractModelForImageTextToText(GenerationMixin):
+class TractModelForImageTextToText(TractGenerator):
     """An exported language model that reads images (or sounds): each archive in a worker process of its own.
 
     `generate(input_ids=..., pixel_values=...)` takes one conversation; its tokens hold as many placeholders as its
@@ -30,11 +30,8 @@ class TractModelForImageTextToText(GenerationMixin):
     context manager.
     """
 
-    # What transformers asks of a model that generates.
     main_input_name: ClassVar[str] = "input_ids"
-    base_model_prefix: ClassVar[str] = ""
     input_modalities: ClassVar[tuple[str, ...]] = ("text",)  # generate() would ask this class for features itself
-    _is_stateful: ClassVar[bool] = True
     _supported_generation_modes: ClassVar[list[str]] = [GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE]
 
     def __init__(
@@ -45,9 +42,7 @@ class TractModelForImageTextToText(GenerationMixin):
         *,
         max_context: int | None = None,
     ) -> None:
-        self.config = config
-        self.generation_config = generation_config
-        self.max_context = max_context
+        super().__init__(pipeline.decoder, config, generation_config, max_context)
         self._pipeline = pipeline
         self._given: tuple[torch.Tensor, Encoded] | None = None
 
@@ -84,20 +79,6 @@ class TractModelForImageTextToText(GenerationMixin):
             pipeline.close()
             raise
 
-    @property
-    def device(self) -> torch.device:
-        """Where inputs and logits are: tract computes on the CPU."""
-        return torch.device("cpu")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the logits."""
-        return getattr(torch, self._pipeline.decoder.outputs["outputs"].dtype)
-
-    def can_generate(self) -> bool:
-        """Always: that is what this class is for."""
-        return True
-
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -123,19 +104,9 @@ class TractModelForImageTextToText(GenerationMixin):
         logits = self._pipeline.logits(encoded, input_ids.to("cpu", torch.int64).numpy())
         return CausalLMOutputWithPast(logits=torch.from_numpy(logits))
 
-    __call__ = forward
-
     def close(self) -> None:
         """End the worker processes."""
         self._pipeline.close()
-
-    def __enter__(self) -> "TractModelForImageTextToText":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def prepare_inputs_for_generation(
         self,
@@ -155,10 +126,6 @@ class TractModelForImageTextToText(GenerationMixin):
             "input_features": input_features,
         }
 
-    def get_experts_implementation(self) -> dict[str, str | None]:
-        """Nothing to switch: the archive has its own."""
-        return {}
-
     def _encoded(self, given: torch.Tensor | None) -> Encoded:
         """Features of the images, made once for the same tensor."""
         if given is None:
@@ -176,30 +143,10 @@ class TractModelForImageTextToText(GenerationMixin):
             raise ConfigError(f"input_ids of shape {list(tokens.shape)}: these archives run one sequence, [1, T]")
         if mask is not None and not bool(mask.all()):
             raise ConfigError("attention_mask has zeros: these archives take one sequence without padding")
-        if self.max_context is not None and tokens.shape[1] > self.max_context:
-            raise ConfigError(
-                f"a sequence of {tokens.shape[1]} tokens is longer than the {self.max_context} that "
-                f"{self._pipeline.decoder.archive} was exported for"
-            )
-        size = getattr(self.config.get_text_config(decoder=True), "vocab_size", None)
+        self._check_length(tokens.shape[1])
         words = tokens[tokens != self._pipeline.placeholder]
-        if words.numel() and (int(words.min()) < 0 or (size is not None and int(words.max()) >= size)):
-            raise ConfigError(
-                f"input_ids holds {int(words.min()) if int(words.min()) < 0 else int(words.max())}; expected tokens "
-                f"from 0 to below {size}"
-            )
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the worker has the cache
-
-    def _validate_generation_mode(self, generation_mode: Any, *others: Any) -> None:  # noqa: ANN401
-        if generation_mode not in self._supported_generation_modes:
-            raise ConfigError(
-                f"generation mode {generation_mode.value!r} needs several sequences or models; these archives do "
-                "greedy search and sampling: use num_beams=1 and no assistant"
-            )
-        super()._validate_generation_mode(generation_mode, *others)  # type: ignore[misc]
+        if words.numel():
+            refuse_unknown_tokens("input_ids", words, self._vocabulary)
 
 
 def _text(shape: tuple[int | str, ...]) -> str:

@@ -2,16 +2,15 @@
 
 import os
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, ClassVar, final
 
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
-from transformers.generation import GenerationMixin, GenerationMode
+from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils import logging
 
 from t2n_hf.errors import ConfigError
+from t2n_hf.tract.generating import TractGenerator, refuse_unknown_tokens
 from t2n_hf.tract.loading import archive_of, export_folder, generation_config_of
 from t2n_hf.tract.past import IDS, LOGITS, MASK, Past
 from t2n_hf.tract.runner import TractRunner
@@ -19,11 +18,8 @@ from t2n_hf.tract.runner import TractRunner
 __all__ = ["TractModelForCausalLM"]
 
 
-logger = logging.get_logger(__name__)
-
-
 @final
-class TractModelForCausalLM(GenerationMixin):
+class TractModelForCausalLM(TractGenerator):
     """An exported model, in a worker process that also keeps the key/value cache.
 
     `generate()` takes the whole conversation each time; the tokens that the worker has seen already, from the start on,
@@ -31,10 +27,7 @@ class TractModelForCausalLM(GenerationMixin):
     `batch`, padded on the left when it was exported with `mask`. Close it, or use it as a context manager.
     """
 
-    # What transformers asks of a model that generates.
     main_input_name: ClassVar[str] = "input_ids"
-    base_model_prefix: ClassVar[str] = ""
-    _is_stateful: ClassVar[bool] = True
     _supported_generation_modes: ClassVar[list[str]] = [GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE]
 
     def __init__(
@@ -50,10 +43,7 @@ class TractModelForCausalLM(GenerationMixin):
                 f"{runner.archive} is no causal language model: its first input is {next(iter(runner.inputs), None)}, "
                 f"its first output {next(iter(runner.outputs), None)}; expected {IDS} and {LOGITS} among them"
             )
-        self.config = config
-        self.generation_config = generation_config
-        self.max_context = max_context
-        self._runner = runner
+        super().__init__(runner, config, generation_config, max_context)
         self._past = Past(runner, switch=_rope_switch(config))
 
     @classmethod
@@ -92,20 +82,6 @@ class TractModelForCausalLM(GenerationMixin):
             runner.close()
             raise
 
-    @property
-    def device(self) -> torch.device:
-        """Where inputs and logits are: tract computes on the CPU."""
-        return torch.device("cpu")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the logits."""
-        return getattr(torch, self._runner.outputs[LOGITS].dtype)
-
-    def can_generate(self) -> bool:
-        """Always: that is what this class is for."""
-        return True
-
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -126,13 +102,11 @@ class TractModelForCausalLM(GenerationMixin):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         self._check_shapes(input_ids, mask)
         self._check_length(input_ids.shape[1])
-        self._check_tokens(input_ids)
+        refuse_unknown_tokens(IDS, input_ids, self._vocabulary)
         if not use_cache:
             self._past.reset()
         logits = self._past.advance(*(x.to("cpu", torch.int64).numpy() for x in (input_ids, mask)))
         return CausalLMOutputWithPast(logits=torch.from_numpy(logits))
-
-    __call__ = forward
 
     def reset(self) -> None:
         """Forget the conversation: the next call computes everything."""
@@ -140,15 +114,7 @@ class TractModelForCausalLM(GenerationMixin):
 
     def close(self) -> None:
         """End the worker process."""
-        self._runner.close()
-
-    def __enter__(self) -> "TractModelForCausalLM":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._decoder.close()
 
     def prepare_inputs_for_generation(
         self,
@@ -160,12 +126,8 @@ class TractModelForCausalLM(GenerationMixin):
         """Pass the whole sequence on every step: `forward` knows what is new in it."""
         return {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": use_cache}
 
-    def get_experts_implementation(self) -> dict[str, str | None]:
-        """Nothing to switch: the archive has its own."""
-        return {}
-
     def _check_shapes(self, input_ids: torch.Tensor, mask: torch.Tensor) -> None:
-        if input_ids.ndim != 2 or (input_ids.shape[0] != 1 and self._runner.inputs[IDS].shape[0] == 1):
+        if input_ids.ndim != 2 or (input_ids.shape[0] != 1 and self._decoder.inputs[IDS].shape[0] == 1):
             raise ConfigError(
                 f"input_ids of shape {list(input_ids.shape)}: this archive runs one sequence at a time, [1, S]; call "
                 "generate() once per sequence, with num_return_sequences=1, or export with batch=True"
@@ -175,52 +137,10 @@ class TractModelForCausalLM(GenerationMixin):
                 f"attention_mask of shape {list(mask.shape)} for input_ids of shape {list(input_ids.shape)}; expected "
                 "one number for each token"
             )
-        if MASK not in self._runner.inputs and not bool(mask.all()):
+        if MASK not in self._decoder.inputs and not bool(mask.all()):
             raise ConfigError(
                 "attention_mask has zeros: this archive takes sequences without padding; export with mask=True"
             )
-
-    def _check_length(self, length: int) -> None:
-        if self.max_context is not None and length > self.max_context:
-            raise ConfigError(
-                f"a sequence of {length} tokens is longer than the {self.max_context} that {self._runner.archive} "
-                "was exported for; shorten it, or export with a larger max_context if the model has one"
-            )
-
-    def _check_tokens(self, input_ids: torch.Tensor) -> None:
-        """A token that the model lacks would end the worker: tract aborts."""
-        if input_ids.numel() == 0:
-            raise ConfigError("input_ids is empty: an archive needs one token at the least")
-        size = getattr(self.config.get_text_config(decoder=True), "vocab_size", None)
-        low, high = (int(bound) for bound in torch.aminmax(input_ids))
-        if low < 0 or (size is not None and high >= size):
-            raise ConfigError(f"input_ids holds {low if low < 0 else high}; expected tokens from 0 to below {size}")
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the worker has the cache
-
-    def _validate_generation_mode(self, generation_mode: Any, *others: Any) -> None:  # noqa: ANN401
-        if generation_mode not in self._supported_generation_modes:
-            raise ConfigError(
-                f"generation mode {generation_mode.value!r} needs several sequences or models; an archive does greedy "
-                "search and sampling: use num_beams=1 and no assistant"
-            )
-        super()._validate_generation_mode(generation_mode, *others)  # type: ignore[misc]
-
-    def _validate_generated_length(
-        self,
-        generation_config: GenerationConfig,
-        input_ids_length: int,
-        has_default_max_length: bool,
-    ) -> None:
-        self._check_length(input_ids_length)
-        # The last token is only predicted, so it needs no position.
-        longest = None if self.max_context is None else self.max_context + 1
-        if longest is not None and generation_config.max_length > longest:
-            logger.warning_once(f"generation ends at {longest} tokens, the context that the archive was exported for")
-            generation_config.max_length = longest
-        super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)  # type: ignore[misc]
 
 
 def _rope_switch(config: PreTrainedConfig) -> int | None:

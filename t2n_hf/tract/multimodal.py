@@ -7,6 +7,7 @@ from typing import Final, final
 import numpy as np
 
 from t2n_hf.errors import ConfigError
+from t2n_hf.tract.caches import WorkerCaches, common_length
 from t2n_hf.tract.encoder_decoder import Encoded
 from t2n_hf.tract.runner import TractRunner
 
@@ -14,9 +15,6 @@ __all__ = ["Multimodal"]
 
 _IDS: Final = "input_ids"
 _EMBEDDINGS: Final = "inputs_embeds"
-_IN: Final = "in_cache_"
-_OUT: Final = "out_cache_"
-_AXIS: Final = 2
 
 
 @final
@@ -43,9 +41,9 @@ class Multimodal:
                 f"{embedding.archive} takes {', '.join(embedding.inputs)}; expected {self._features}, which "
                 f"{encoder.archive} gives, and a decoder that takes {_EMBEDDINGS}"
             )
-        self._feedback = {name: name.replace(_OUT, _IN, 1) for name in decoder.outputs if name.startswith(_OUT)}
+        self._caches = WorkerCaches(decoder)
         self._encoded: Encoded | None = None
-        self._seen = np.zeros(0, np.int64)
+        self._seen = np.zeros((1, 0), np.int64)
 
     def encode(self, inputs: Mapping[str, np.ndarray]) -> Encoded:
         """Make features of images or sounds [I, ...], one after the other. Raises TractError."""
@@ -73,31 +71,25 @@ class Multimodal:
                 f"{int(stands.sum())} placeholders (token {self.placeholder}) for {len(features)} features; the "
                 "processor of the model writes as many as an image has"
             )
-        kept = self._reuse(encoded, tokens[0])
-        self._seen = self._seen[:0]  # while the workers are at it: an error leaves them in a state that nobody knows
+        kept = self._reuse(encoded, tokens)
+        self._seen = self._seen[:, :0]  # while the workers are at it: an error leaves them in a state that nobody knows
         new = {_IDS: np.ascontiguousarray(tokens[:, kept:]), self._features: features[int(stands[:kept].sum()) :]}
         embeddings = self.embedding.run(new)[_EMBEDDINGS]
-        result = self.decoder.step({_EMBEDDINGS: embeddings}, self._feedback)
-        self._seen, self._encoded = tokens[0].copy(), encoded
-        return next(value for name, value in result.items() if name not in self._feedback)
+        logits = self._caches.step({_EMBEDDINGS: embeddings})
+        self._seen, self._encoded = tokens.copy(), encoded
+        return logits
 
     def _reuse(self, encoded: Encoded, tokens: np.ndarray) -> int:
-        most = min(len(self._seen), len(tokens) - 1)
-        different = np.flatnonzero(self._seen[:most] != tokens[:most])
-        kept = int(different[0]) if different.size else most
+        kept = common_length(self._seen, tokens)
         if encoded is not self._encoded:
             # What stands before the first placeholder is the same with any image.
-            first = np.flatnonzero(tokens == self.placeholder)
+            first = np.flatnonzero(tokens[0] == self.placeholder)
             kept = min(kept, int(first[0])) if first.size else kept
-        if kept == 0:
-            self.decoder.reset()
-        elif kept < len(self._seen):
-            self.decoder.crop(self._feedback.values(), axis=_AXIS, length=kept)
-        return kept
+        return self._caches.cut(kept, self._seen.shape[1])
 
     def reset(self) -> None:
         """Forget the tokens: the next call computes all of them."""
-        self._seen = self._seen[:0]
+        self._seen = self._seen[:, :0]
         self.decoder.reset()
 
     def close(self) -> None:

@@ -2,18 +2,18 @@
 
 import os
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
 import torch
 from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
-from transformers.generation import GenerationMixin, GenerationMode
+from transformers.generation import GenerationMode
 from transformers.modeling_outputs import ModelOutput, Seq2SeqLMOutput
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.tract.encoder_decoder import Encoded, EncoderDecoder
+from t2n_hf.tract.generating import TractGenerator, refuse_unknown_tokens
 from t2n_hf.tract.loading import export_folder, generation_config_of, manifest_of
 from t2n_hf.tract.pipelines import open_encoder_decoder
 
@@ -38,16 +38,13 @@ class TractEncoderOutput(ModelOutput):
 
 
 @final
-class TractModelForSeq2SeqLM(GenerationMixin):
+class TractModelForSeq2SeqLM(TractGenerator):
     """An exported encoder-decoder model: text, sound (Whisper) or images (TrOCR) in, text out.
 
     The encoder and the decoder each have a worker process; the decoder's keeps its caches. `generate()` does greedy
     search, sampling and beam search, of several sequences at once. Close it, or use it as a context manager.
     """
 
-    # What transformers asks of a model that generates.
-    base_model_prefix: ClassVar[str] = ""
-    _is_stateful: ClassVar[bool] = True
     _supported_generation_modes: ClassVar[list[str]] = [
         GenerationMode.GREEDY_SEARCH,
         GenerationMode.SAMPLE,
@@ -63,12 +60,10 @@ class TractModelForSeq2SeqLM(GenerationMixin):
         *,
         max_context: int | None = None,
     ) -> None:
-        self.config = config
-        self.generation_config = generation_config
-        self.max_context = max_context
+        super().__init__(pipeline.decoder, config, generation_config, max_context)
         self.main_input_name = next(iter(pipeline.encoder.inputs))
         self._pipeline = pipeline
-        self._encoder = _Encoder(pipeline, self.main_input_name, self._vocabulary())
+        self._encoder = _Encoder(pipeline, self.main_input_name, self._vocabulary)
 
     @classmethod
     def from_pretrained(
@@ -105,20 +100,6 @@ class TractModelForSeq2SeqLM(GenerationMixin):
             pipeline.close()
             raise
 
-    @property
-    def device(self) -> torch.device:
-        """Where inputs and logits are: tract computes on the CPU."""
-        return torch.device("cpu")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the logits."""
-        return getattr(torch, self._pipeline.decoder.outputs["outputs"].dtype)
-
-    def can_generate(self) -> bool:
-        """Always: that is what this class is for."""
-        return True
-
     def get_encoder(self, *_args: Any, **_kwargs: Any) -> nn.Module:  # noqa: ANN401
         """The encoder, called with what the model takes: gives a TractEncoderOutput."""
         return self._encoder
@@ -152,7 +133,8 @@ class TractModelForSeq2SeqLM(GenerationMixin):
             encoder_outputs = self._encoder(input_ids, attention_mask, **images, **sounds)
         if encoder_outputs.encoded is None or encoder_outputs.rows is None:
             raise ConfigError("encoder_outputs are not of this model's encoder: take what get_encoder() gives")
-        self._check(decoder_input_ids)
+        _refuse_tokens("decoder_input_ids", decoder_input_ids, self._vocabulary)
+        self._check_length(decoder_input_ids.shape[1])
         if not use_cache:
             self._pipeline.reset()
         tokens = decoder_input_ids.to("cpu", torch.int64).numpy()
@@ -161,19 +143,9 @@ class TractModelForSeq2SeqLM(GenerationMixin):
             logits=torch.from_numpy(logits), encoder_last_hidden_state=encoder_outputs.last_hidden_state
         )
 
-    __call__ = forward
-
     def close(self) -> None:
         """End the worker processes."""
         self._pipeline.close()
-
-    def __enter__(self) -> "TractModelForSeq2SeqLM":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def prepare_inputs_for_generation(
         self,
@@ -185,34 +157,6 @@ class TractModelForSeq2SeqLM(GenerationMixin):
     ) -> dict[str, Any]:
         """Pass all tokens on every step: `forward` knows what is new in them. The encoder has had its mask."""
         return {"decoder_input_ids": input_ids, "encoder_outputs": encoder_outputs, "use_cache": use_cache}
-
-    def get_experts_implementation(self) -> dict[str, str | None]:
-        """Nothing to switch: the archive has its own."""
-        return {}
-
-    def _vocabulary(self) -> int | None:
-        return getattr(self.config.get_text_config(decoder=True), "vocab_size", None)
-
-    def _check(self, tokens: torch.Tensor) -> None:
-        """Refuse what would end the worker: tract aborts."""
-        _check_tokens("decoder_input_ids", tokens, self._vocabulary())
-        if self.max_context is not None and tokens.shape[1] > self.max_context:
-            raise ConfigError(
-                f"{tokens.shape[1]} tokens are more than the {self.max_context} that {self._pipeline.decoder.archive} "
-                "was exported for; shorten them, or export with a larger max_context if the model has one"
-            )
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the worker has the cache
-
-    def _validate_generation_mode(self, generation_mode: Any, *others: Any) -> None:  # noqa: ANN401
-        if generation_mode not in self._supported_generation_modes:
-            raise ConfigError(
-                f"generation mode {generation_mode.value!r} is not supported; this model does greedy search, sampling "
-                "and beam search"
-            )
-        super()._validate_generation_mode(generation_mode, *others)  # type: ignore[misc]
 
 
 @final
@@ -247,7 +191,7 @@ class _Encoder(nn.Module):
         self._refuse_shape(array, spec.shape)
         inputs = {self.main_input_name: array}
         if self._pipeline.masked:
-            _check_tokens(self.main_input_name, value, self._vocabulary)
+            _refuse_tokens(self.main_input_name, value, self._vocabulary)
             mask = torch.ones_like(value) if attention_mask is None else attention_mask
             inputs[_MASK] = mask.to("cpu", torch.int64).numpy()
         elif attention_mask is not None and not bool(attention_mask.all()):
@@ -270,9 +214,7 @@ class _Encoder(nn.Module):
             )
 
 
-def _check_tokens(name: str, tokens: torch.Tensor, size: int | None) -> None:
-    if tokens.ndim != 2 or tokens.numel() == 0:
-        raise ConfigError(f"{name} has shape {list(tokens.shape)}; expected [B, length], one token at the least")
-    low, high = (int(bound) for bound in torch.aminmax(tokens))
-    if low < 0 or (size is not None and high >= size):
-        raise ConfigError(f"{name} holds {low if low < 0 else high}; expected tokens from 0 to below {size}")
+def _refuse_tokens(name: str, tokens: torch.Tensor, vocabulary: int | None) -> None:
+    if tokens.ndim != 2:
+        raise ConfigError(f"{name} has shape {list(tokens.shape)}; expected [B, length]")
+    refuse_unknown_tokens(name, tokens, vocabulary)

@@ -103,6 +103,12 @@ def test_llava_generates_in_tract_what_pytorch_does_with_any_number_of_images(tm
             loaded(input_ids=torch.tensor([[1, *[255] * 16, 2]]), pixel_values=torch.zeros(1, 3, 16, 16))
         with pytest.raises(ConfigError, match="expected tokens from 0"):
             loaded(input_ids=torch.tensor([[1, 999]]))
+        loaded.max_context = 8
+        ids = torch.tensor([[1, 5, 9]])
+        ended = loaded.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=50, min_new_tokens=6)
+        assert ended.shape[1] == 9  # the last one is only predicted
+        with pytest.raises(ConfigError, match="longer than the 8"):
+            loaded(input_ids=torch.ones(1, 9, dtype=torch.int64))
 
 
 def test_a_part_that_is_wrong_is_found_by_the_check_of_the_whole(tmp_path, monkeypatch):

@@ -56,9 +56,9 @@ def model(loaded):
 def steps(model, monkeypatch):
     """Lengths of what is computed, call by call."""
     lengths = []
-    step = model._runner.step
+    step = model._decoder.step
     monkeypatch.setattr(
-        model._runner,
+        model._decoder,
         "step",
         lambda inputs, feedback: lengths.append(inputs["input_ids"].shape[1]) or step(inputs, feedback),
     )
@@ -155,7 +155,7 @@ def test_calling_the_model_gives_the_logits_of_the_last_position(model, steps):
 def test_an_error_of_tract_in_the_middle_leaves_the_next_call_right(model, monkeypatch):
     model.generate(ids(1, 2, 3), max_new_tokens=2, do_sample=False)
     with monkeypatch.context() as patch:
-        patch.setattr(model._runner, "step", fail)
+        patch.setattr(model._decoder, "step", fail)
         with pytest.raises(TractError, match="on purpose"):
             model.generate(ids(1, 2, 3, 4), max_new_tokens=2, do_sample=False)
     result = model.generate(ids(1, 2, 3, 4), max_new_tokens=2, do_sample=False)
