@@ -44,11 +44,13 @@ def unpacked(version: str) -> Path:
     """The folder that holds this version's package `tract`, fetched when it is not there."""
     folder = WHEELS / version
     if not (folder / "tract").is_dir():
-        with tempfile.TemporaryDirectory() as scratch:
+        WHEELS.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=WHEELS) as scratch:
             options = ["--no-deps", "--only-binary", ":all:", "--quiet", "--disable-pip-version-check", "-d", scratch]
             subprocess.run([sys.executable, "-m", "pip", "download", *options, f"tract=={version}"], check=True)
             with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
-                wheel.extractall(folder)
+                wheel.extractall(f"{scratch}/whole")
+            Path(scratch, "whole").rename(folder)
     return folder
 
 
@@ -97,9 +99,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--versions", help="only these, separated by commas")
+    parser.add_argument("--fetch", action="store_true", help="only fetch the wheels of these versions")
     parser.add_argument("--json", type=Path, help="write the table here too")
     options = parser.parse_args()
     versions = options.versions.split(",") if options.versions else served()
+    if options.fetch:
+        for version in versions:
+            unpacked(version)
+        return
     table = run_exports(options.folders, versions) if options.folders else run_cases(versions)
     for version in versions:
         wrong = {name: rows[version] for name, rows in table.items() if rows[version] != "right"}

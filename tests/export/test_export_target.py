@@ -57,7 +57,7 @@ def test_a_target_of_another_form_is_refused_before_anything_is_loaded(tmp_path)
 
 
 @pytest.mark.tract
-@pytest.mark.skipif(not (WHEELS / "0.23.0/tract").is_dir(), reason="scripts/tract_matrix.py fetches the wheels")
+@pytest.mark.skipif(not (WHEELS / "0.23.0/tract").is_dir(), reason="scripts/test fetches the wheels")
 def test_the_oldest_target_runs_what_is_written_for_it(tmp_path):
     report = export_nnef(Sums(), tmp_path / "out", example_args=(IMAGE,), target="tract==0.23.0", check=False)
     with TractRunner(report.archive, tract_folder=WHEELS / "0.23.0", timeout_s=120) as runner:
