@@ -48,11 +48,11 @@ def check_whole(
     dtypes = {spec.name: np.dtype(dtype_named(spec.dtype).numpy) for spec in parts[0].graph.specs}
     archives = {part.name: staging / part.archive for part in parts}
     timeout_s = timeout_of(sum(part.weight_bytes for part in parts))
-    with _open(pipeline, archives, timeout_s) as session:
-        encoded = session.encode({name: value.numpy().astype(dtypes[name]) for name, value in inputs.items()})
+    with _open(pipeline, archives, timeout_s) as whole:
+        encoded = whole.encode({name: value.numpy().astype(dtypes[name]) for name, value in inputs.items()})
         begun = tokens.shape[1] - len(expected)
         for number, logits in enumerate(expected):
-            got = session.logits(encoded, tokens[:, : begun + number])[:, -1]
+            got = whole.logits(encoded, tokens[:, : begun + number])[:, -1]
             comparison.add(f"token {number} of the whole", {"logits": got}, {"logits": logits})
     return comparison.result()
 

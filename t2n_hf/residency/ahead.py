@@ -39,13 +39,13 @@ class Readahead:
         self._passes = stream.passes
         self._unused: list[tuple[Key, int]] = []  # with how many values came before each
         self._advised: set[object] = set()
-        self._rests = 0
+        self._plans_to_skip = 0
         workers.load = self.load
 
     def plan(self) -> None:
         """Queue what the calling thread will use next, as far as there is room. Lock held."""
-        if self._rests:  # all that comes next passes
-            self._rests -= 1
+        if self._plans_to_skip:
+            self._plans_to_skip -= 1
         else:
             self._plan_now()
 
@@ -65,7 +65,8 @@ class Readahead:
                     between += nbytes
                     passing += 1
                     if between > _REACH * self._window:
-                        self._rests = passing - 1
+                        # Where all that is not loaded passes, there is nothing to queue until some of it has passed.
+                        self._plans_to_skip = 0 if unused else passing - 1
                         return
                     continue
                 if unused + nbytes > self._window and not (unused == 0 and self._suits_large(nbytes, between)):

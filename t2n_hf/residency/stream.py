@@ -49,7 +49,7 @@ class _Step:
 
 @dataclass(slots=True, eq=False)
 class _Read:
-    """A step that one thread reads into `slot`, as number `number` since the stream was last turned (`turn`).
+    """A step that one thread reads into `slot`; `turn` counts how often the stream had been turned when it began.
 
     `rows` are there when `done`; None then says that they could not be read. `mine` says that who uses the values reads
     it. `reading` is held until it has ended: an interrupt of who waits for that leaves nothing behind, which cannot be
@@ -58,7 +58,6 @@ class _Read:
 
     step: _Step
     slot: torch.Tensor
-    number: int
     turn: int
     mine: bool
     rows: torch.Tensor | None = None
@@ -261,7 +260,7 @@ class Stream:
             self._plan[0] = replace(step, at=step.at + 1)
         else:
             self._plan.popleft()
-        read = self._reads[self._begun] = _Read(step, self._free.pop(), self._begun, self._turn, mine)
+        read = self._reads[self._begun] = _Read(step, self._free.pop(), self._turn, mine)
         read.reading.acquire()
         self._begun += 1
         self._busy.append(read)
