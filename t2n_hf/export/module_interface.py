@@ -150,7 +150,7 @@ def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _run_on_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a pytree
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), evaluation_mode(module):
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _capturable(module):
 
         def fake(value: Any) -> Any:  # noqa: ANN401 - any leaf
             return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value

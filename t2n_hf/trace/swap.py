@@ -2,14 +2,32 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from t2n_hf.errors import CaptureError
 
-__all__ = ["buffers_watched", "plain_tensors_kept", "tensors_of", "tensors_replaced"]
+__all__ = ["attributes_replaced", "buffers_watched", "plain_tensors_kept", "tensors_of", "tensors_replaced"]
+
+_ABSENT: Final = object()
+
+
+@contextmanager
+def attributes_replaced(module: nn.Module, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """Let `module` itself have these attributes (methods too), until the block is left in any way."""
+    own = vars(module)
+    before = {name: own.get(name, _ABSENT) for name in attributes}
+    own.update(attributes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is _ABSENT:
+                del own[name]
+            else:
+                own[name] = value
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:

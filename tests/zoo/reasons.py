@@ -4,10 +4,6 @@ from typing import Final
 
 __all__ = ["FIXED", "REASONS"]
 
-_OWN_EXPERTS: Final = (
-    "its router changes the type of its weights while it runs, and its experts are chosen by a loop over those that a "
-    "batch has hit: the number of rows of each depends on the data"
-)
 _ASKS: Final = "its forward asks for a tensor's value"
 _LEN: Final = "torch.export fixes the batch, as its forward takes it by len()"
 _OWN_CACHE: Final = "keeps its state in a cache of its own kind, which is not yet an input and an output of archives"
@@ -24,19 +20,16 @@ REASONS: Final[dict[str, str]] = {
     "fnet": "has no padding mask, which the tasks of text encoders need; export it from examples",
     "fsmt": f"{_ASKS} (positions that padding moves)",
     "funnel": "torch.export fixes the length, as relative positions are pooled in Python",
-    "jetmoe": "its experts take rows by counts that depend on the data",
     "led": f"{_ASKS} (whether any token has global attention)",
     "longt5": "torch.export fixes the lengths, as local attention is cut into blocks",
     "longformer": f"{_ASKS} (whether any token has global attention)",
     "mimi": f"{_ASKS} (how much to pad, computed in tensors)",
     "minimax": _OWN_CACHE,
-    "nllb_moe": _OWN_EXPERTS,
     "openai_gpt": _NO_CACHE,
     "rt_detr": _LEN,
     "rt_detr_v2": _LEN,
     "rwkv": _OWN_CACHE,
     "smolvlm": "leaves pictures out that are zeros everywhere: how many it sees depends on the data",
-    "switch_transformers": _OWN_EXPERTS,
     "vilt": "chooses patches by what is not padding, in numbers that depend on the data: fixed at those of the example",
     "vit_mae": "draws random numbers to shuffle its patches, also in inference",
     "vits": "durations of sounds are numbers that depend on the data: so is the length of the wave",

@@ -18,7 +18,7 @@ from t2n_hf.hf.caches import cache_parameter
 from t2n_hf.hf.cross_caches import RecordedCaches, WholePairCache
 from t2n_hf.hf.tasks.inputs import ModelInput, main_input, token_inputs
 from t2n_hf.hf.tasks.pipeline import Pipeline
-from t2n_hf.hf.tasks.settings import capture_settings, last_position_only, outer_lists, usable_context
+from t2n_hf.hf.tasks.settings import capture_settings, last_position_only, outer_lists, takes, usable_context
 from t2n_hf.hf.tasks.table import Task
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.shapes import shapes_only
@@ -109,6 +109,11 @@ def _shapes_of(encoder: "_Encoder", inputs: list[ModelInput]) -> _Shapes:
         )
 
 
+def _cached(model: PreTrainedModel) -> dict[str, bool]:
+    # A model that hands all its options on would give this one to its encoder too, which refuses it.
+    return {"use_cache": True} if takes(model.forward, "use_cache") else {}
+
+
 @final
 class _Encoder(nn.Module):
     """The encoder, and what each layer of the decoder makes of its output."""
@@ -126,8 +131,8 @@ class _Encoder(nn.Module):
         outputs = self.model(
             **dict(zip(self._names, inputs, strict=True)),
             **{self._cache_name: caches},
+            **_cached(self.model),
             decoder_input_ids=token,
-            use_cache=True,
             return_dict=True,
         )
         return outputs.encoder_last_hidden_state, caches
@@ -159,9 +164,10 @@ def _encoder_interface(encoder: _Encoder, inputs: list[ModelInput], names: list[
 
 
 class _States(BaseModelOutput):
-    """The encoder's output as models look at it: some ask for the mask that theirs gives."""
+    """The encoder's output as models look at it: some ask for the mask, or the choice of experts, that theirs gives."""
 
     attention_mask: torch.Tensor | None = None
+    router_logits: tuple[torch.Tensor, ...] | None = None
 
 
 @final
@@ -191,7 +197,7 @@ class _Decoder(nn.Module):
         # The model looks at the shape of the encoder's output; its values are in `cross` already.
         states = cross[0].new_zeros(1, 1, 1).expand(batch, positions, self._width)
         cache = WholePairCache(own, cross)
-        arguments: dict[str, Any] = {self._cache_name: cache, "use_cache": True, "return_dict": True}
+        arguments: dict[str, Any] = {self._cache_name: cache, **_cached(self.model), "return_dict": True}
         if masks:
             arguments["attention_mask"] = masks[0]
         with last_position_only(None if self.all_logits else self.model.get_output_embeddings()):

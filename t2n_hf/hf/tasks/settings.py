@@ -12,6 +12,7 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.recurrence import capturable_recurrences
 from t2n_hf.hf.rotary import capturable_rotary
+from t2n_hf.hf.routed_experts import capturable_experts
 
 __all__ = [
     "capture_settings",
@@ -45,6 +46,7 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
         maybe_install_capturing_hooks(model)
         stack.enter_context(capturable_rotary(model))
         stack.enter_context(capturable_recurrences(model))
+        stack.enter_context(capturable_experts(model))
         yield
 
 
