@@ -17,11 +17,14 @@ from torch import fx, nn
 from torch._export.utils import _compiling_state_context
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from t2n_hf.errors import CaptureError
+from t2n_hf.trace.number_nodes import number_nodes
 from t2n_hf.trace.python_tensor import PythonTensor, record
 from t2n_hf.trace.swap import buffers_watched, plain_tensors_kept, tensors_of, tensors_replaced
 from t2n_hf.trace.trace_memory import TraceMemory, is_opaque
@@ -73,7 +76,11 @@ class _Recording(TorchDispatchMode):
 
 
 class _Lifting(TorchFunctionMode):
-    """Puts leaves in the place of opaque tensors before their class sees the call: it might make values."""
+    """Puts leaves in the place of tensors for which the dispatcher is too late.
+
+    An opaque tensor's class would see the call and might make values; and in inference mode torch fails to make a view
+    that is recorded (an inference tensor) of a tensor that is none.
+    """
 
     def __init__(self, tracer: "DispatchTracer") -> None:
         super().__init__()
@@ -88,7 +95,9 @@ class _Lifting(TorchFunctionMode):
 
 
 def _outside(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, PythonTensor) and is_opaque(leaf)
+    if not isinstance(leaf, torch.Tensor) or isinstance(leaf, PythonTensor):
+        return False
+    return is_opaque(leaf) or (torch.is_inference_mode_enabled() and not leaf.is_inference())
 
 
 class DispatchTracer(fx.Tracer):
@@ -162,6 +171,7 @@ class DispatchTracer(fx.Tracer):
     def placeholder(self, name: str, value: Any) -> Any:
         """Add an input: a tensor becomes an immutable PythonTensor, any other value is fixed and given back."""
         proxy = self.create_proxy("placeholder", name, (), {})
+        proxy.node.target = proxy.node.name  # which no other has
         if not isinstance(value, torch.Tensor):
             proxy.node.meta["val"] = value
             return value
@@ -197,6 +207,11 @@ class DispatchTracer(fx.Tracer):
             return self.operand(a).proxy.node
         if isinstance(a, torch.SymInt | torch.SymFloat | torch.SymBool):
             return self._length(a)
+        if isinstance(a, torch.Generator):
+            raise CaptureError(
+                "an operator draws from a torch.Generator, which a graph cannot hold; seed torch's own with "
+                "torch.manual_seed, or draw before and pass the result"
+            )
         if isinstance(a, torch.Size):
             return tuple(self.create_arg(length) for length in a)
         try:
@@ -222,14 +237,8 @@ class DispatchTracer(fx.Tracer):
             unknown = sorted(str(s) for s in expression.free_symbols if s not in self._symbols)
             if unknown:
                 raise CaptureError(f"{expression} is used, but no input has a length that is just {', '.join(unknown)}")
-            start = next(reversed(self.graph.nodes), None)
             known = {symbol: self._symbol(symbol) for symbol in expression.free_symbols}
-            computed = sympy_interp(PythonReferenceAnalysis, known, expression)
-            for node in self._nodes_after(start):
-                if "val" not in node.meta:
-                    compute: Any = node.target
-                    node.meta["val"] = compute(*fx.map_arg(node.args, lambda arg: arg.meta["val"]))
-            self._lengths[expression] = computed.node
+            self._lengths[expression] = number_nodes(expression, known)
         return self._lengths[expression]
 
     def _symbol(self, symbol: sympy.Symbol) -> fx.Proxy:
@@ -239,10 +248,6 @@ class DispatchTracer(fx.Tracer):
             proxy.node.meta["val"] = source.node.meta["val"].shape[axis]
             self._lengths[symbol] = proxy.node
         return self.proxy(self._lengths[symbol])
-
-    def _nodes_after(self, start: fx.Node | None) -> list[fx.Node]:
-        nodes = list(self.graph.nodes)
-        return nodes if start is None else nodes[nodes.index(start) + 1 :]
 
     # A trace
 
@@ -260,10 +265,14 @@ class DispatchTracer(fx.Tracer):
         Raises:
             CaptureError: the function does something that a graph cannot say; see `record`.
         """
-        leaves, self.in_spec = pytree.tree_flatten((tuple(concrete_args), dict(concrete_kwargs or {})))
+        with _out_of_other_traces():
+            return self._trace(root, tuple(concrete_args), dict(concrete_kwargs or {}))
+
+    def _trace(self, root: Callable[..., Any], given: tuple[Any, ...], keywords: dict[str, Any]) -> fx.Graph:
+        leaves, self.in_spec = pytree.tree_flatten((given, keywords))
         tensors = tensors_of(root) if isinstance(root, nn.Module) else {}
         self.memory.adopt([*tensors.values(), *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))])
-        names = _leaf_names(root, concrete_args, dict(concrete_kwargs or {}))
+        names = _leaf_names(root, given, keywords)
         wrapped = [self.placeholder(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
         stand_ins = {name: self.attribute(name, tensor) for name, tensor in tensors.items()}
         args, kwargs = pytree.tree_unflatten(wrapped, self.in_spec)
@@ -311,6 +320,15 @@ class DispatchTracer(fx.Tracer):
                 stack.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
                 stack.callback(module.register_forward_hook(leave, always_call=True).remove)
             yield
+
+
+@contextmanager
+def _out_of_other_traces() -> Iterator[None]:
+    """Let nothing be recorded by a trace that this code is run by: a trace inside of it has a graph of its own."""
+    with ExitStack() as stack:
+        if any(isinstance(mode, _Recording) for mode in _get_current_dispatch_mode_stack()):
+            stack.enter_context(_disable_current_modes())
+        yield
 
 
 def _leaf_names(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -70,6 +70,15 @@ def test_arguments_may_have_names_that_the_code_of_a_graph_uses():
     assert torch.equal(module(Y, "cpu", inf=2), Y * 2)
 
 
+def test_arguments_of_which_two_would_have_one_name_are_told_apart():
+    def function(x, x_0, *rest, arg_2):
+        return x[0] - 2 * x_0 + 3 * rest[0] - 4 * arg_2
+
+    module = dispatch_trace(function, ([X, Y], X + 1, X + 2), {"arg_2": X + 3})
+    arguments = ([Y, X], Y + 1, X * 2), {"arg_2": X * Y}
+    assert torch.equal(module(*arguments[0], **arguments[1]), function(*arguments[0], **arguments[1]))
+
+
 def test_copies_and_the_interpreter_run_it():
     module = dispatch_trace(lambda x, y: {"y": x @ y.T}, (X, Y))
     assert torch.equal(copy.deepcopy(module)(Y, X)["y"], Y @ X.T)
@@ -164,6 +173,27 @@ def test_operators_whose_result_nobody_uses_are_left_out():
 def test_operators_that_call_functions_are_refused():
     with pytest.raises(CaptureError, match="calls functions of its own"):
         dispatch_trace(lambda x: torch.ops.higher_order.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,)), (X,))
+
+
+def test_a_trace_inside_of_a_trace_has_a_graph_of_its_own():
+    graphs = []
+
+    def function(x):
+        inner = dispatch_trace(lambda y: y * 2 + torch.ones(4), (x,))
+        graphs.append(inner)
+        return inner(x).exp()
+
+    module = dispatch_trace(function, (X,))
+    assert targets(graphs[0]) == [aten.mul.Tensor, aten.ones.default, aten.add.Tensor]
+    assert targets(module) == [*targets(graphs[0]), aten.exp.default]
+    assert torch.equal(module(Y), (Y * 2 + 1).exp())
+    with pytest.raises(CaptureError, match="belongs to another trace"):
+        dispatch_trace(lambda x: dispatch_trace(lambda y: y + x, (X,))(x), (X,))
+
+
+def test_a_generator_of_the_functions_own_is_refused():
+    with pytest.raises(CaptureError, match=r"a torch.Generator, which a graph cannot hold; seed torch's own"):
+        dispatch_trace(lambda x: x + torch.rand(4, generator=torch.Generator().manual_seed(3)), (X,))
 
 
 def test_results_that_are_no_pytree_are_refused():
@@ -297,6 +327,27 @@ def test_parameters_that_a_function_encloses_are_one_leaf_each():
     leaves = [node.target for node in module.graph.nodes if node.op == "get_attr"]
     assert leaves == ["_param_constant0", "_param_constant1"]
     assert module._param_constant0 is linear.weight
+
+
+VIEWS = {
+    "detach": lambda t: t.detach(),
+    "view": lambda t: t.view(-1),
+    "select": lambda t: t[0],
+    "unbind": lambda t: t.unbind(0)[1],
+    "split": lambda t: t.split(1)[0],
+    "expand": lambda t: t.expand(2, *t.shape),
+    "alias": torch.ops.aten.alias.default,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_of_a_tensor_that_no_module_registers_are_recorded_in_inference_mode(view):
+    table = torch.randn(3, 3)
+    function = lambda x: x.sum() + VIEWS[view](table)  # noqa: E731
+    with torch.inference_mode():
+        module = dispatch_trace(function, (X,))
+        assert torch.equal(module(Y), function(Y))
+    assert [node.target for node in module.graph.nodes if node.op == "get_attr"] == ["_tensor_constant0"]
 
 
 def test_recurrent_layers_hold_their_parameters_in_a_list_beside_and_are_traced():

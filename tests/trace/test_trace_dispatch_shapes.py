@@ -60,6 +60,32 @@ def test_symbolic_lengths_stay_free():
         module(torch.randn(3, 5))
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda n: n**-0.5,
+        lambda n: n / 3,
+        lambda n: torch.sym_sqrt(n) + 0.5,
+        lambda n: round(n / 4),
+        lambda n: torch.sym_int(n * 1.5) + torch.sym_max(n, 4) - n // 2,
+    ],
+    ids=["power", "quotient", "root", "rounded", "whole"],
+)
+def test_numbers_that_are_calculated_from_symbolic_lengths_stay_free(number):
+    def function(x):
+        return x * number(x.shape[0])
+
+    module = dispatch_trace(function, (fake_of(X, free=(0,)),))
+    for length in (2, 5, 9):
+        x = torch.randn(length, 4)
+        assert torch.equal(module(x), function(x))
+
+
+def test_a_number_that_no_graph_can_compute_is_refused():
+    with pytest.raises(CaptureError, match=r"OpaqueUnaryFn_tan.*which a graph cannot compute"):
+        dispatch_trace(lambda x: x * torch._sym_tan(x.shape[0]), (fake_of(X, free=(0,)),))
+
+
 def test_a_branch_on_a_symbolic_length_is_held():
     module = dispatch_trace(lambda x: x * 2 if x.shape[0] > 2 else x * 3, (fake_of(X, free=(0,)),))
     assert torch.equal(module(torch.ones(5, 4)), torch.full((5, 4), 2.0))
