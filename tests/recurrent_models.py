@@ -122,6 +122,19 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2": ("Lfm2", {**SHAPE, "layer_types": ["conv", "full_attention"]}),
     "zaya": ("Zaya", SHAPE),
+    "rwkv": ("Rwkv", {**_STATES, "num_hidden_layers": 3, "rescale_every": 2}),
+    "minimax": (
+        "MiniMax",
+        {
+            **SHAPE,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "block_size": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+    "xlstm": ("xLSTM", {**_STATES, "num_heads": 4, "chunk_size": 4}),
     "recurrent_gemma": (
         "RecurrentGemma",
         {
@@ -134,6 +147,9 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+# They take no mask of padding, or do nothing with it.
+WITHOUT_MASK = ("rwkv", "xlstm")
 
 
 def recurrent(name: str) -> Any:

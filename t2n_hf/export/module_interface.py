@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import CaptureError, ConfigError
+from t2n_hf.hf.rwkv import unscaled_rwkv
 from t2n_hf.hf.tasks.settings import capture_settings
 from t2n_hf.nnef.names import Namer, identifier
 from t2n_hf.trace.capture_dispatch import result_by_dispatch
@@ -34,6 +35,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
         for child in module.modules():
             stack.callback(setattr, child, "training", child.training)
         module.eval()
+        stack.enter_context(unscaled_rwkv(module))
         yield
 
 

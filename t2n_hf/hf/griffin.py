@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from t2n_hf.ops.state_space import linear_scan
+from t2n_hf.trace.swap import attributes_replaced
 
 __all__ = ["capturable_griffin", "griffin_states", "has_griffin"]
 
@@ -58,22 +59,10 @@ def _replaced(
         for number, block in _blocks(model):
             unit: Any = block.rg_lru
             methods = {name: MethodType(function, unit) for name, function in of_units.items()}
-            for module, attributes in (
-                (block, {"forward": MethodType(forward, block), "layer_idx": number}),
-                (unit, methods),
-            ):
-                own = vars(module)
-                stack.callback(_put_back, own, {name: own.get(name) for name in attributes})
-                own.update(attributes)
+            named = {"forward": MethodType(forward, block), "layer_idx": number}
+            stack.enter_context(attributes_replaced(block, named))
+            stack.enter_context(attributes_replaced(unit, methods))
         yield
-
-
-def _put_back(own: dict[str, Any], before: Mapping[str, Any]) -> None:
-    for name, value in before.items():
-        if value is None:
-            del own[name]
-        else:
-            own[name] = value
 
 
 def _states(block: Any, cache: Any, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401 - foreign classes

@@ -19,7 +19,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from t2n_hf.hf.griffin import capturable_griffin, has_griffin
+from t2n_hf.hf.lightning import capturable_lightning
+from t2n_hf.hf.rwkv import capturable_rwkv
+from t2n_hf.hf.xlstm import capturable_xlstm
 from t2n_hf.ops.state_space import gated_scan
+from t2n_hf.trace.swap import attributes_replaced
 
 __all__ = ["begins_anew", "capturable_recurrences"]
 
@@ -153,21 +157,14 @@ def begins_anew(model: nn.Module) -> bool:
 def capturable_recurrences(model: nn.Module) -> Iterator[None]:
     """Let the layers of `model` walk by one operator; they are as before after any exit."""
     with ExitStack() as stack:
-        stack.enter_context(capturable_griffin(model))
+        for rewritten in (capturable_griffin, capturable_lightning, capturable_rwkv, capturable_xlstm):
+            stack.enter_context(rewritten(model))
         for module in model.modules():
             names = _names(type(module))
             if names:
-                own = vars(module)
-                stack.callback(_put_back, own, own.get("forward"))
-                own["forward"] = MethodType(_rewritten(type(module)), module)  # type: ignore[arg-type]
+                forward = MethodType(_rewritten(type(module)), module)  # type: ignore[arg-type]
+                stack.enter_context(attributes_replaced(module, {"forward": forward}))
         yield
-
-
-def _put_back(attributes: dict[str, Any], forward: Callable[..., Any] | None) -> None:
-    if forward is None:
-        del attributes["forward"]
-    else:  # hooks of a library, which wrap the forward of each module
-        attributes["forward"] = forward
 
 
 def _names(kind: type[nn.Module]) -> frozenset[str]:

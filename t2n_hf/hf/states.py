@@ -148,6 +148,14 @@ class StateCache(DynamicCache):
         rest = iter(tensors)
         self.layers = [_layer(states, [next(rest) for _ in range(states.count)]) for states in layout]
 
+    def get_linear_cache(self, layer: int) -> torch.Tensor:
+        """MiniMax's name for the state of a layer."""
+        return self.layers[layer].recurrent_states[0]  # type: ignore[union-attr]
+
+    def set_linear_cache(self, layer: int, state: torch.Tensor) -> None:
+        """MiniMax's name for replacing it."""
+        self.layers[layer].recurrent_states[0] = state  # type: ignore[union-attr]
+
     def tensors(self) -> list[torch.Tensor]:
         """All tensors as they are now."""
         return [tensor for part in self.parts() for tensor in part]

@@ -12,7 +12,7 @@ from t2n_hf.ops.scan import scan
 from t2n_hf.ops.table import EMITTERS
 from t2n_hf.ops.value import Value
 
-__all__ = ["gated_scan", "linear_scan", "wkv_scan"]
+__all__ = ["gated_scan", "linear_scan", "mlstm_scan", "wkv_scan"]
 
 
 @torch.library.custom_op("t2n_hf::gated_scan", mutates_args=())
@@ -113,6 +113,53 @@ def _(key, value, decay, first, top, bottom, peak):  # type: ignore[no-untyped-d
     return torch.empty_like(key), torch.empty_like(top), torch.empty_like(bottom), torch.empty_like(peak)
 
 
+@torch.library.custom_op("t2n_hf::mlstm_scan", mutates_args=())
+def mlstm_scan(  # noqa: PLR0917 - what the recurrence is made of
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    write: torch.Tensor,
+    keep: torch.Tensor,
+    memory: torch.Tensor,
+    normalizer: torch.Tensor,
+    peak: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The matrix memory of xLSTM, with exponents kept small: all floats of one dtype.
+
+    For each t, with both gates as logarithms and all that is kept divided by exp(`peak`):
+    `memory = exp(keep[t]) * memory + exp(write[t]) * outer(key[t], value[t])`, the normalizer likewise without the
+    value, and `out[t] = (query[t] @ memory) / (max(|query[t] . normalizer|, 1) + eps)`, where 1 is divided too.
+
+    Args:
+        query: [S, B, H, K].
+        key: [S, B, H, K].
+        value: [S, B, H, V].
+        write: [S, B, H, 1].
+        keep: [S, B, H, 1].
+        memory: [B, H, K, V] before the first step.
+        normalizer: [B, H, K].
+        peak: [B, H, 1].
+        eps: added to what is divided by.
+
+    Returns the outputs, [S, B, H, V], then the three states after the last step.
+    """
+    outputs = []
+    for t in range(query.shape[0]):
+        highest = torch.maximum(keep[t] + peak, write[t])
+        old, new = torch.exp(keep[t] + peak - highest), torch.exp(write[t] - highest)
+        memory = old[..., None] * memory + (new * key[t])[..., None] * value[t][..., None, :]
+        normalizer, peak = old * normalizer + new * key[t], highest
+        weight = (query[t] * normalizer).sum(-1, keepdim=True).abs()
+        outputs.append((query[t][..., None] * memory).sum(-2) / (torch.maximum(weight, torch.exp(-peak)) + eps))
+    return torch.stack(outputs), memory, normalizer, peak
+
+
+@mlstm_scan.register_fake
+def _(query, key, value, write, keep, memory, normalizer, peak, eps):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, PLR0917
+    return torch.empty_like(value), torch.empty_like(memory), torch.empty_like(normalizer), torch.empty_like(peak)
+
+
 class _Math:
     """Arithmetic of values of one dtype, written with a builder."""
 
@@ -194,4 +241,41 @@ def _wkv_scan(  # noqa: PLR0917 - the operator's own arguments
     states = {"top": top, "bottom": bottom, "peak": peak}
     shared = {"decay": decay, "first": first}
     result = scan(emit, "wkv_scan", step, elements={"key": key, "value": value}, states=states, shared=shared)
+    return [*result.outputs, *result.states]
+
+
+@EMITTERS.emits(torch.ops.t2n_hf.mlstm_scan.default)
+def _mlstm_scan(  # noqa: PLR0917 - the operator's own arguments
+    emit: Emit,
+    query: Value,
+    key: Value,
+    value: Value,
+    write: Value,
+    keep: Value,
+    memory: Value,
+    normalizer: Value,
+    peak: Value,
+    eps: float,
+) -> list[Value]:
+    def step(
+        body: Builder, now: list[Value], states: list[Value], _shared: list[Value]
+    ) -> tuple[list[Value], list[Value]]:
+        math, (q, k, v, i, f), (c, n, m) = _Math(body, query.dtype), now, states
+        past = math("add", f, m)
+        highest = math("max", past, i)
+        old, new = math.exp(math("sub", past, highest)), math.exp(math("sub", i, highest))
+        k = math("mul", new, k)
+        columns = body.unsqueeze(v, [2])
+        written = math("mul", body.unsqueeze(k, [3]), columns)
+        c = math("add", math("mul", body.unsqueeze(old, [3]), c), written)
+        n = math("add", math("mul", old, n), k)
+        weight = body.unary("abs", math.sum(math("mul", q, n), 2, keepdim=True))
+        least = math.exp(body.unary("neg", highest))
+        read = math.sum(math("mul", body.unsqueeze(q, [3]), c), 2, keepdim=False)
+        scale = body.binary("add", math("max", weight, least), eps, query.dtype)
+        return [c, n, highest], [math("div", read, scale)]
+
+    elements = {"query": query, "key": key, "value": value, "write": write, "keep": keep}
+    states = {"memory": memory, "normalizer": normalizer, "peak": peak}
+    result = scan(emit, "mlstm_scan", step, elements=elements, states=states)
     return [*result.outputs, *result.states]

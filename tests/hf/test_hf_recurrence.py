@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers as hf
-from models import SHAPE, m1
+from models import m1
 from recurrent_models import RECURRENT, recurrent
 
 from t2n_hf.errors import ConfigError
@@ -45,7 +45,7 @@ def test_a_sequence_in_spans_gives_the_logits_of_the_whole(name):
     torch.testing.assert_close(*relative(torch.cat(logits, dim=1), wanted), **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "jamba", "falcon_h1", "qwen3_next", "lfm2"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "jamba", "falcon_h1", "qwen3_next", "lfm2", "minimax"])
 @torch.no_grad()
 def test_padding_on_the_left_changes_nothing_in_its_row(name):
     model = recurrent(name)
@@ -59,7 +59,7 @@ def test_padding_on_the_left_changes_nothing_in_its_row(name):
     torch.testing.assert_close(*relative(logits[:, 0], torch.cat(alone)), **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["mamba", "falcon_h1", "qwen3_next"])
+@pytest.mark.parametrize("name", ["mamba", "falcon_h1", "qwen3_next", "minimax", "rwkv", "xlstm"])
 def test_a_model_is_as_before_after_its_capture(name):
     model = recurrent(name)
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
@@ -118,25 +118,6 @@ def test_a_model_without_a_past_has_no_past_length_and_no_scenario():
 def test_a_cache_of_another_number_of_tensors_is_refused():
     with pytest.raises(ConfigError, match="got 1 tensors for a cache of 2 in 1 layers"):
         StateCache([torch.zeros(1, 2, 0, 4)], [LayerStates(((1, 2, 0, 4), (1, 2, 0, 4)))])
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: hf.MiniMaxForCausalLM(hf.MiniMaxConfig(**SHAPE, num_local_experts=2, head_dim=16)),
-            "MiniMaxForCausalLM does not run with a DynamicCache",
-        ),
-        (
-            lambda: hf.RwkvForCausalLM(hf.RwkvConfig(vocab_size=16, hidden_size=16, num_hidden_layers=2)),
-            "RwkvForCausalLM takes no key/value cache",
-        ),
-    ],
-    ids=["minimax", "rwkv"],
-)
-def test_models_with_states_of_another_kind_are_refused(make, message):
-    with pytest.raises(ConfigError, match=message):
-        interface_of(make())
 
 
 def test_a_cache_survives_being_taken_apart():

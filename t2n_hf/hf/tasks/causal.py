@@ -5,7 +5,7 @@ and P (past tokens). Layers that keep a state of fixed size have it as input and
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches import WholeCache, cache_parameter, cache_shapes
 from t2n_hf.hf.griffin import griffin_states
+from t2n_hf.hf.own_caches import own_cache
 from t2n_hf.hf.recurrence import begins_anew
 from t2n_hf.hf.rotary import rope_switch
 from t2n_hf.hf.states import KEY_VALUE_LENGTH, LayerStates, StateCache, keeps_states, states_of
@@ -34,12 +35,11 @@ _BATCH: Final = 2
 class _CausalLM(nn.Module):
     """A causal language model as a function of plain tensors."""
 
-    def __init__(
-        self, model: PreTrainedModel, cache_name: str, layout: Sequence[LayerStates], *, all_logits: bool
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, layout: Sequence[LayerStates], *, all_logits: bool) -> None:
         super().__init__()
         self.model = model
-        self._cache_name = cache_name
+        self._cache_name = cache_parameter(model.forward)
+        self._own = own_cache(model)
         self._layout = tuple(layout)
         self._has_states = any(states.fixed or not states.count for states in layout)
         self._begins_anew = begins_anew(model)
@@ -64,6 +64,8 @@ class _CausalLM(nn.Module):
         """
         if attention_mask is not None and self._pads_some(input_ids, attention_mask):
             return self._each_row(input_ids, caches, attention_mask, position_ids)
+        if self._own is not None and self._own.lone_rows and not self._captured and input_ids.shape[0] > 1:
+            return self._each_row(input_ids, caches, None, position_ids)
         past = self._past_length(caches)
         if attention_mask is not None and attention_mask.shape[1] != input_ids.shape[1] + past:
             raise ConfigError(f"a mask of {attention_mask.shape[1]} for {input_ids.shape[1]} tokens after {past}")
@@ -89,13 +91,17 @@ class _CausalLM(nn.Module):
         return bool(padded.any()) and not bool(padded.all())
 
     def _each_row(
-        self, input_ids: torch.Tensor, caches: list[torch.Tensor], mask: torch.Tensor, positions: torch.Tensor | None
+        self,
+        input_ids: torch.Tensor,
+        caches: list[torch.Tensor],
+        mask: torch.Tensor | None,
+        positions: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
         rows = []
         for at in range(input_ids.shape[0]):
-            twice = [at, at]  # layers of states ignore the mask of a lone row
-            place = None if positions is None else positions[twice]
-            found = self.forward(input_ids[twice], [cache[twice] for cache in caches], mask[twice], place)
+            some = [at] if mask is None else [at, at]  # layers of states ignore the mask of a lone row
+            options = [None if option is None else option[some] for option in (mask, positions)]
+            found = self.forward(input_ids[some], [cache[some] for cache in caches], *options)
             rows.append([part[:1] for part in found])
         return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
 
@@ -120,12 +126,19 @@ class _CausalLM(nn.Module):
             spans.append((input_ids[:, at : at + 1], cache, now))
         return spans
 
-    def _logits(self, input_ids: torch.Tensor, cache: Any, options: dict[str, torch.Tensor]) -> torch.Tensor:  # noqa: ANN401 - any cache
-        arguments = {self._cache_name: cache, "use_cache": True, "return_dict": True, **options}
+    def _logits(self, input_ids: torch.Tensor, cache: Any, options: dict[str, Any]) -> torch.Tensor:  # noqa: ANN401 - any cache
         if self._keeps:
-            arguments["logits_to_keep"] = 0 if self._all_logits else 1
-        with last_position_only(None if self._keeps or self._all_logits else self.model.get_output_embeddings()):
-            return self.model(input_ids=input_ids, **arguments).logits
+            options = {**options, "logits_to_keep": 0 if self._all_logits else 1}
+        with (
+            last_position_only(None if self._keeps or self._all_logits else self.model.get_output_embeddings()),
+            self._cached(cache) as arguments,
+        ):
+            return self.model(input_ids=input_ids, return_dict=True, **arguments, **options).logits
+
+    def _cached(self, cache: Any) -> AbstractContextManager[dict[str, Any]]:  # noqa: ANN401 - as above
+        if self._own is not None:
+            return self._own.arguments(self.model, cache, self._captured)
+        return nullcontext({str(self._cache_name): cache, "use_cache": True})
 
     @contextmanager
     def captured(self) -> Iterator[None]:
@@ -162,8 +175,7 @@ def causal_interface(model: PreTrainedModel, options: CausalOptions) -> Interfac
 
     Raises ConfigError for a model without a cache, or one that takes no mask when that is asked for.
     """
-    cache_name = cache_parameter(model.forward)
-    if cache_name is None:
+    if cache_parameter(model.forward) is None and own_cache(model) is None:
         raise ConfigError(f"{type(model).__name__} takes no key/value cache, which text-generation needs")
     extra = _masks(model) if options.mask else ()
     layout = _layout(model)
@@ -173,7 +185,7 @@ def causal_interface(model: PreTrainedModel, options: CausalOptions) -> Interfac
     rows = _BATCH if options.batch else 1
     caches = [_example(shape, rows, grown, options.dtype) for (_, shape), grown in zip(kept, grows, strict=True)]
     sizes = _Sizes(options, has_past=any(grows))
-    module = _CausalLM(model, cache_name, layout, all_logits=options.all_logits)
+    module = _CausalLM(model, layout, all_logits=options.all_logits)
     return Interface(
         module=module,
         args=(
@@ -203,6 +215,9 @@ def causal_interface(model: PreTrainedModel, options: CausalOptions) -> Interfac
 
 
 def _masks(model: PreTrainedModel) -> tuple[str, ...]:
+    own = own_cache(model)
+    if own is not None and not own.takes_mask:
+        raise ConfigError(f"{type(model).__name__} has no use for an attention_mask: export it without mask")
     if not takes(model.forward, "attention_mask"):
         raise ConfigError(f"{type(model).__name__}.forward takes no attention_mask: export it without mask")
     return ("attention_mask", "position_ids") if takes(model.forward, "position_ids") else ("attention_mask",)
@@ -243,6 +258,9 @@ class _Sizes:
 
 
 def _layout(model: PreTrainedModel) -> tuple[LayerStates, ...]:
+    own = own_cache(model)
+    if own is not None:
+        return own.layout(model)
     if keeps_states(model):
         with capture_settings(model):
             return states_of(model)
