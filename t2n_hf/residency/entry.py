@@ -38,8 +38,8 @@ class Entry:
     `version` is that of the source when loading began. `leases` counts open leases, `writers` those that may write;
     `reserved` are bytes put aside for it while it is loaded, `stamp` is torch's count of writes to the value. `keep`
     holds the source of a value that is to be written back: that of others lives as long as its tensor. `ahead`: nobody
-    has used it since it was read ahead. `queued`: a worker will look at it. `loader` is the thread that loads it.
-    `detached` entries left the pool's table while in use.
+    has used it since it was read ahead. `queued`: a worker will look at it. `loader` is the thread that loads it,
+    `reading`: it reads, or is about to and waits for nothing. `detached` entries left the pool's table while in use.
     """
 
     key: Key
@@ -57,6 +57,7 @@ class Entry:
     detached: bool = False
     ahead: bool = False
     queued: bool = False
+    reading: bool = False
     loader: Thread | None = None
     loaded: "Future[torch.Tensor]" = field(default_factory=Future)
 

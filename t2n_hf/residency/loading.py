@@ -66,6 +66,13 @@ class Loading:
     def begin(self, entry: Entry, source: Source) -> None:
         """Let the calling thread be the one that loads. Lock held."""
         entry.state, entry.version, entry.loader = LoadState.LOADING, version_of(source), current_thread()
+        if entry.reserved:
+            self._about_to_read(entry)
+
+    def _about_to_read(self, entry: Entry) -> None:
+        """Let others wait for the room that this entry has: the loading thread waits for nothing more. Lock held."""
+        self._room.busy += not entry.reading
+        entry.reading = True
 
     def load(self, entry: Entry, source: Source, streamed: bool = False) -> torch.Tensor:
         """Load an entry that the calling thread needs now, and has begun; `streamed`: without making room.
@@ -116,19 +123,17 @@ class Loading:
         room = self._room
         with room.lock:
             found = self._table.handed(entry.key, entry.version)
-            room.busy += 1
+            self._about_to_read(entry)
         try:
             start = time.monotonic()
             value = _read(source, entry.key[1]) if found is None else found.result()
             seconds = time.monotonic() - start
         except BaseException as error:
             with room.lock:
-                room.busy -= 1
                 self._table.fail(entry, error)
             raise
         with room.lock:
-            room.busy -= 1
-            self._unreserve(entry)
+            self._table.end_load(entry)
             # Only now does a source surely know what its value takes.
             nbytes = source.nbytes
             if found is None:
@@ -145,10 +150,6 @@ class Loading:
                 self._table.admit(entry)
             room.wake()
         return value
-
-    def _unreserve(self, entry: Entry) -> None:
-        self._room.reserved -= entry.reserved
-        entry.reserved = 0
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
@@ -183,6 +184,7 @@ class Loading:
                     self.reserve(entry)
                     if queued:
                         self.begin(entry, source)
+                    self._about_to_read(entry)
                     return True
                 dirty = self._table.begin_eviction(victim)
             if dirty:

@@ -355,6 +355,7 @@ class TensorResidencyPool:
         with self._room.lock:
             for entry in list(self._table.entries.values()):
                 if entry.state is not LoadState.READY:
+                    entry.reading = False  # `renew` forgot who reads
                     self._table.withdraw(entry)
 
 

@@ -23,20 +23,25 @@ class Grant:
 
 @final
 class Patience:
-    """How long one wait has seen nothing happen in the pool."""
+    """How long one wait has seen nothing happen in the pool.
 
-    __slots__ = ("_news", "_since")
+    Time in which the whole process did not run (it was stopped, or the machine slept) does not count, nor does what was
+    spent elsewhere between two looks, beyond a few ticks.
+    """
+
+    __slots__ = ("_news", "_seen", "_waited_s")
 
     def __init__(self) -> None:
         self._news = -1
-        self._since = 0.0
+        self._seen = self._waited_s = 0.0
 
     def is_over(self, news: int) -> bool:
         """Say whether nothing happened for too long; `news` counts what happened."""
         now = time.monotonic()
-        if news != self._news:
-            self._news, self._since = news, now
-        return now - self._since > _PATIENCE_S
+        since = min(now - self._seen, 4 * _TICK_S)
+        self._waited_s = self._waited_s + since if news == self._news else 0.0
+        self._news, self._seen = news, now
+        return self._waited_s > _PATIENCE_S
 
 
 @final

@@ -177,13 +177,18 @@ class ResidentTable:
 
     def fail(self, entry: Entry, error: BaseException) -> None:
         """Forget an entry that could not be loaded. Lock held."""
-        self.room.reserved -= entry.reserved
-        entry.reserved = 0
+        self.end_load(entry)
         entry.state = LoadState.FAILED
         self.pins.discard(entry.key)
         self.drop(entry)
         entry.loaded.set_exception(error)
         self.room.wake()
+
+    def end_load(self, entry: Entry) -> None:
+        """Put no bytes aside for an entry any more, and have nobody wait for it. Lock held."""
+        self.room.reserved -= entry.reserved
+        self.room.busy -= entry.reading
+        entry.reserved, entry.reading = 0, False
 
     def free(self, entry: Entry) -> None:
         """Let go of the value of an entry that left the table, unless it is in use. Lock held."""

@@ -4,6 +4,7 @@ import os
 import random
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,6 +94,38 @@ def test_a_lease_waits_for_the_room_that_another_thread_has():
     assert len(opened) == 1
     assert pool.peak_bytes == 6
     pool.close()
+
+
+@pytest.mark.parametrize("way", ["resolve", "prefetch"])
+def test_who_holds_a_lease_waits_for_a_read_that_has_room_and_is_about_to_begin(monkeypatch, way):
+    pool = strict(10)
+    a, b, c = CountingSource("a", 6), CountingSource("b", 6), CountingSource("c", 4)
+    about, go_on = threading.Event(), threading.Event()
+    read = Loading._read_into
+
+    def late(self, entry, source):
+        if source is a:
+            about.set()
+            assert go_on.wait(20)
+        return read(self, entry, source)
+
+    monkeypatch.setattr(Loading, "_read_into", late)
+    resolving = threading.Thread(target=lambda: pool.resolve(a) if way == "resolve" else pool.prefetch(a).wait())
+    resolving.start()
+    assert about.wait(20)
+    threading.Timer(0.2, go_on.set).start()
+    with pool.acquire(c), pool.acquire(b) as value:
+        assert value.numel()
+    resolving.join(20)
+    assert pool.peak_bytes == 10
+    pool.close()
+
+
+def test_time_in_which_the_process_is_stopped_is_no_waiting(monkeypatch):
+    seconds = [0.0, 0.05, 100.0, *(100.05 + 0.05 * tick for tick in range(250))]
+    monkeypatch.setattr(room, "time", SimpleNamespace(monotonic=iter(seconds).__next__))
+    patience = room.Patience()
+    assert 190 < [patience.is_over(1) for _ in seconds].index(True) < 210
 
 
 def test_two_threads_that_share_a_value_do_not_wait_for_each_other():
