@@ -120,12 +120,9 @@ def test_a_mask_that_has_no_effect_is_refused(name):
 @pytest.mark.parametrize(
     ("name", "inputs"),
     [
-        (
-            "rwkv",
-            ["in_cache_conv_0", "in_cache_conv_1_0", "in_cache_state_0", "in_cache_state_1_0", "in_cache_state_2_0"],
-        ),
-        ("minimax", ["in_cache_state_0", "in_cache_key_1", "in_cache_value_1"]),
-        ("xlstm", ["in_cache_state_0", "in_cache_state_1_0", "in_cache_state_2_0"]),
+        ("rwkv", "conv_0 conv_1_0 state_0 state_1_0 state_2_0 conv_1"),
+        ("minimax", "state_0 key_1 value_1"),
+        ("xlstm", "state_0 state_1_0 state_2_0 state_1 state_1_1 state_2_1"),
     ],
 )
 def test_states_are_inputs_named_by_layer(name, inputs):
