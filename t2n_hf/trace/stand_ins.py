@@ -64,7 +64,7 @@ def without_asserts(function: Callable[..., Any]) -> Callable[..., Any]:
     outer = ast.parse(f"def outer({', '.join(code.co_freevars)}):\n    pass")
     outer.body[0].body = [definition]  # type: ignore[attr-defined]
     ast.increment_lineno(tree, code.co_firstlineno - 1)
-    compiled = compile(outer, code.co_filename, "exec", optimize=1)
+    compiled = compile(ast.fix_missing_locations(outer), code.co_filename, "exec", optimize=1)
     (around,) = (constant for constant in compiled.co_consts if isinstance(constant, CodeType))
     (plain,) = (c for c in around.co_consts if isinstance(c, CodeType) and c.co_name == code.co_name)
     cells = dict(zip(code.co_freevars, inner.__closure__ or (), strict=True))

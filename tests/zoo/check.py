@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -193,19 +194,21 @@ def _chunks(runner: TractRunner, begin: int, end: int) -> list[tuple[int, int]]:
 
 
 def _encoded(subject: Encoder, runner: TractRunner) -> Iterator[Round]:
+    has_mask = "attention_mask" in signature(subject.model.forward).parameters
     for batch, length in [runner.inputs["input_ids"].shape] if _is_fixed(runner) else _TEXTS:
-        given = {"input_ids": token_ids(batch, length), "attention_mask": padded(batch, length)}
+        mask = padded(batch, length) if has_mask else torch.ones(batch, length)
+        given = {"input_ids": token_ids(batch, length), **({"attention_mask": mask} if has_mask else {})}
         if "token_type_ids" in runner.inputs:
             given["token_type_ids"] = (torch.arange(length) > length // 2).long().expand(batch, length).contiguous()
         with torch.no_grad():
             truth = subject.model(**given)[subject.output]
-            if batch > 1:
+            if batch > 1 and has_mask:
                 unmasked = {**given, "attention_mask": torch.ones_like(given["attention_mask"])}
                 _require_visible("the padding mask", truth[1:, :1], subject.model(**unmasked)[subject.output][1:, :1])
         got = runner.run({name: value.numpy() for name, value in given.items()})[subject.output]
         if truth.shape[:2] == (batch, length):
             # Nobody reads what comes out at padding, where attention of a window sees nothing at all.
-            seen = given["attention_mask"].bool()
+            seen = mask.bool()
             got, truth = got[seen.numpy()], truth[seen]
         yield f"B={batch}, S={length}", got, truth
 

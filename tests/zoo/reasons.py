@@ -5,7 +5,6 @@ from typing import Final
 __all__ = ["FIXED", "REASONS"]
 
 _ASKS: Final = "its forward asks for a tensor's value"
-_LEN: Final = "torch.export fixes the batch, as its forward takes it by len()"
 _OWN_CACHE: Final = "keeps its state in a cache of its own kind, which is not yet an input and an output of archives"
 _NO_CACHE: Final = "keeps no keys and values between calls; its whole forward can be exported from examples"
 
@@ -16,9 +15,6 @@ REASONS: Final[dict[str, str]] = {
         "one layer, or three levels of a smaller picture, are right"
     ),
     "encodec": f"{_ASKS} (how much to pad, computed in tensors)",
-    "flaubert": f"{_ASKS} (the longest text of the batch must not be longer than the batch)",
-    "fnet": "has no padding mask, which the tasks of text encoders need; export it from examples",
-    "fsmt": f"{_ASKS} (positions that padding moves)",
     "funnel": "torch.export fixes the length, as relative positions are pooled in Python",
     "led": f"{_ASKS} (whether any token has global attention)",
     "longt5": "torch.export fixes the lengths, as local attention is cut into blocks",
@@ -26,14 +22,10 @@ REASONS: Final[dict[str, str]] = {
     "mimi": f"{_ASKS} (how much to pad, computed in tensors)",
     "minimax": _OWN_CACHE,
     "openai_gpt": _NO_CACHE,
-    "rt_detr": _LEN,
-    "rt_detr_v2": _LEN,
     "rwkv": _OWN_CACHE,
     "smolvlm": "leaves pictures out that are zeros everywhere: how many it sees depends on the data",
     "vilt": "chooses patches by what is not padding, in numbers that depend on the data: fixed at those of the example",
-    "vit_mae": "draws random numbers to shuffle its patches, also in inference",
     "vits": "durations of sounds are numbers that depend on the data: so is the length of the wave",
-    "xlm": f"{_ASKS} (the longest text of the batch must not be longer than the batch)",
     "xlstm": _OWN_CACHE,
 }
 
@@ -47,8 +39,6 @@ FIXED: Final = frozenset(
         "longformer",
         "longt5",
         "mimi",
-        "rt_detr",
-        "rt_detr_v2",
         "vilt",
     }
 )

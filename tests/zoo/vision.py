@@ -44,16 +44,22 @@ def seer(
     parts: Callable[[], Mapping[str, Any]] = dict,
     called: Mapping[str, Any] | None = None,
     shape: Sequence[int] | None = None,
+    drawn: int | None = None,
     **options: Any,
 ) -> Entry:
-    """Entry of a model of `pixel_values`, `size` squared if no `shape` is given; `parts` makes configurations."""
+    """Entry of a model of `pixel_values`, `size` squared if no `shape` is given; `parts` makes configurations.
+
+    `drawn` is the number of patches of a model that shuffles them: it is given the `noise` that it would draw.
+    """
     picture = tuple(shape or (3, size, size))
+
+    shapes = {"pixel_values": picture, **({"noise": (drawn,)} if drawn is not None else {})}
 
     def make() -> PlainModule:
         return PlainModule(
             model=built(model, config_of(config, {**options, **parts()})),
-            inputs=lambda sizes: {"pixel_values": pictures(sizes["B"], *picture)},
-            axes={"pixel_values": {0: "B"}},
+            inputs=lambda sizes: {name: pictures(sizes["B"], *shape) for name, shape in shapes.items()},
+            axes={name: {0: "B"} for name in shapes},
             traced={"B": 2},
             tested=[{"B": 1}, {"B": 3}],
             outputs=outputs,
@@ -77,7 +83,7 @@ MODELS: Final = (
         use_relative_position_bias=True,
     ),
     seer("vit_msn", "ViTMSNForImageClassification", "ViTMSNConfig", **VIT),
-    seer("vit_mae", "ViTMAEModel", "ViTMAEConfig", outputs=_HIDDEN, **VIT, mask_ratio=0.0),
+    seer("vit_mae", "ViTMAEModel", "ViTMAEConfig", outputs=_HIDDEN, drawn=16, **VIT, mask_ratio=0.0),
     seer("ijepa", "IJepaForImageClassification", "IJepaConfig", **VIT),
     seer("dinov2", "Dinov2ForImageClassification", "Dinov2Config", **_DINO),
     seer("dinov2_interpolated", "Dinov2Model", "Dinov2Config", outputs=_HIDDEN, size=48, **_DINO),

@@ -1,5 +1,6 @@
 """A model that answers in one call, from token ids, an image or a sound, as a function of plain tensors."""
 
+import inspect
 from typing import Any, Final, final
 
 import torch
@@ -8,7 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import CaptureError, ConfigError
-from t2n_hf.hf.tasks.inputs import ModelInput, main_input, token_inputs
+from t2n_hf.hf.tasks.inputs import ModelInput, drawn_inputs, main_input, token_inputs
 from t2n_hf.hf.tasks.settings import capture_settings, layer_lists, outer_lists, takes
 from t2n_hf.hf.tasks.table import Task
 from t2n_hf.trace.interface import Interface
@@ -70,8 +71,8 @@ def _inputs(model: PreTrainedModel, task: Task, longest: int | None) -> list[Mod
     batch = torch.export.Dim("B", min=1)
     main = getattr(model, "main_input_name", _TOKENS)
     if main != _TOKENS:
-        return [main_input(model, main, batch)]
-    names = [_TOKENS, "attention_mask"]
+        return [main_input(model, main, batch), *drawn_inputs(model, batch)]
+    names = [_TOKENS, "attention_mask"] if _masks(model) else [_TOKENS]
     if takes(model.forward, "token_type_ids") and getattr(model.config, "type_vocab_size", 0) > 1:
         names.append("token_type_ids")
     missing = [name for name in names if not takes(model.forward, name)]
@@ -80,6 +81,11 @@ def _inputs(model: PreTrainedModel, task: Task, longest: int | None) -> list[Mod
     tokens = token_inputs(tuple(names), "S", longest, batch)
     with_image = takes(model.forward, "pixel_values") and task.name == "zero-shot-image-classification"
     return [*tokens, main_input(model, "pixel_values", torch.export.Dim("I", min=1))] if with_image else tokens
+
+
+def _masks(model: PreTrainedModel) -> bool:
+    """Whether `model` takes a mask of any name; a text of FNet's sees all there is, padding or not."""
+    return any(name.endswith("mask") for name in inspect.signature(model.forward).parameters)
 
 
 def _outputs(model: PreTrainedModel, task: Task, names: tuple[str, ...], inputs: list[ModelInput]) -> tuple[str, ...]:

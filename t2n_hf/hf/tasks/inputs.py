@@ -8,8 +8,9 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from t2n_hf.errors import ConfigError
+from t2n_hf.hf.tasks.settings import takes
 
-__all__ = ["ModelInput", "main_input", "token_inputs"]
+__all__ = ["ModelInput", "drawn_inputs", "main_input", "token_inputs"]
 
 _BATCH: Final = 2
 _TOKENS: Final = 5
@@ -65,6 +66,18 @@ def main_input(model: PreTrainedModel, name: str, batch: Any) -> ModelInput:  # 
         f"{type(model).__name__} takes {name!r}, which no task describes; export it with example_args, "
         "dynamic_shapes and names of its own"
     )
+
+
+def drawn_inputs(model: PreTrainedModel, batch: Any) -> list[ModelInput]:  # noqa: ANN401 - a Dim
+    """What `model` would draw at random in inference too: the order of a masked autoencoder's patches, [B, patches] f32.
+
+    Patches are seen in the order of their `noise`, and the last ones, `mask_ratio` of all, are not.
+    """
+    patches = [getattr(m, "patch_embeddings", None) for m in model.modules() if hasattr(m, "random_masking")]
+    counts = [count for count in (getattr(part, "num_patches", None) for part in patches) if isinstance(count, int)]
+    if not counts or not takes(model.forward, "noise"):
+        return []
+    return [ModelInput(name="noise", example=torch.zeros(_BATCH, counts[0]), dims={0: batch})]
 
 
 def image_shape(config: PreTrainedConfig) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from t2n_hf.errors import ConfigError
+from t2n_hf.hf.forwards import capturable_forwards
 from t2n_hf.hf.recurrence import capturable_recurrences
 from t2n_hf.hf.rotary import capturable_rotary
 from t2n_hf.hf.routed_experts import capturable_experts
@@ -47,6 +48,7 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
         stack.enter_context(capturable_rotary(model))
         stack.enter_context(capturable_recurrences(model))
         stack.enter_context(capturable_experts(model))
+        stack.enter_context(capturable_forwards(model))
         yield
 
 

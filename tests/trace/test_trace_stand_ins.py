@@ -1,0 +1,124 @@
+"""Functions with other names in sight and without asserts: all else of them, decorators too, is as it was."""
+
+import functools
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from t2n_hf.trace.stand_ins import attributes_kept, in_scope, without_asserts
+
+
+def measure(values: Any) -> int:
+    return len(values)
+
+
+def doubled(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return 2 * function(*args, **kwargs)
+
+    return wrapper
+
+
+def plus(number):
+    def decorate(function):
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            return function(*args, **kwargs) + number
+
+        return wrapper
+
+    return decorate
+
+
+@doubled
+@plus(1)
+def measured(values, more=3, *, scale: int = 10):
+    """Say how long."""
+    return scale * measure(values) + more
+
+
+def test_a_function_finds_other_names_and_keeps_its_decorators_and_defaults():
+    changed = in_scope(measured, {"measure": lambda values: 7})
+    assert measured("ab") == 2 * (20 + 3 + 1)
+    assert changed("ab") == 2 * (70 + 3 + 1)
+    assert changed("ab", 0, scale=1) == 2 * (7 + 0 + 1)
+
+
+def test_what_is_seen_of_a_function_stays():
+    for changed in (in_scope(measured, {"measure": len}), without_asserts(measured)):
+        assert inspect.signature(changed) == inspect.signature(measured)
+        assert (changed.__name__, changed.__doc__) == ("measured", "Say how long.")
+        assert inspect.unwrap(changed).__qualname__ == inspect.unwrap(measured).__qualname__
+
+
+def test_neither_the_function_nor_its_module_is_changed():
+    before = measured.__wrapped__
+    in_scope(measured, {"measure": None, "len": None})
+    assert measured.__wrapped__ is before
+    assert measure("ab") == 2
+
+
+class Base(nn.Module):
+    def forward(self, x, least=1):
+        return x + least
+
+
+def checked_type(limit):
+    class Checked(Base):
+        @doubled
+        def forward(self, x: torch.Tensor, least: int = 2):
+            assert x.max().item() <= limit, "too much"
+            return super().forward(x, least) + limit
+
+    return Checked
+
+
+def test_asserts_are_left_out_of_a_method_that_uses_super_and_a_variable_around_it():
+    kind = checked_type(4)
+    module, x = kind(), torch.tensor([5.0])
+    with pytest.raises(AssertionError, match="too much"):
+        module(x)
+    forward = without_asserts(kind.forward)
+    assert forward(module, x).item() == 2 * (5 + 2 + 4)
+    assert forward(module, x, least=0).item() == 2 * (5 + 0 + 4)
+    with pytest.raises(AssertionError, match="too much"):
+        module(x)
+
+
+def test_lines_of_a_function_without_asserts_are_those_of_its_file():
+    forward = without_asserts(checked_type(4).forward)
+    with pytest.raises(AttributeError) as caught:
+        forward(None, torch.zeros(1))
+    trace = caught.tb
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    lines, first = inspect.getsourcelines(checked_type)
+    assert trace.tb_frame.f_code.co_filename == __file__
+    assert "super().forward" in lines[trace.tb_lineno - first]
+
+
+@pytest.mark.parametrize("change", [without_asserts, lambda function: in_scope(function, {})])
+def test_what_is_not_written_in_python_is_refused(change):
+    with pytest.raises(TypeError, match="no function of Python code"):
+        change(len)
+
+
+def test_a_module_has_only_what_it_had_after_an_error():
+    module = nn.Linear(2, 2)
+    weight = module.weight
+
+    def change():
+        with attributes_kept(module):
+            module.found = 1
+            del module.in_features
+            raise RuntimeError("in between")
+
+    with pytest.raises(RuntimeError, match="in between"):
+        change()
+    assert not hasattr(module, "found")
+    assert module.in_features == 2
+    assert module.weight is weight
