@@ -24,7 +24,7 @@ __all__ = ["capturable_forwards"]
 
 @contextmanager
 def capturable_forwards(model: nn.Module) -> Iterator[None]:
-    """Let the forwards of `model` and of the models in it run without such questions; after any exit all is as before."""
+    """Let the models in `model`, and itself, run without such questions; after any exit all is as before."""
     with ExitStack() as stack:
         for module in model.modules():
             forward = _rewritten(type(module)) if isinstance(module, PreTrainedModel) else None

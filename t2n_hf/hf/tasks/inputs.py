@@ -69,7 +69,7 @@ def main_input(model: PreTrainedModel, name: str, batch: Any) -> ModelInput:  # 
 
 
 def drawn_inputs(model: PreTrainedModel, batch: Any) -> list[ModelInput]:  # noqa: ANN401 - a Dim
-    """What `model` would draw at random in inference too: the order of a masked autoencoder's patches, [B, patches] f32.
+    """What `model` would draw at random: the order of a masked autoencoder's patches, [B, patches] f32.
 
     Patches are seen in the order of their `noise`, and the last ones, `mask_ratio` of all, are not.
     """
