@@ -8,11 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 
@@ -22,6 +18,7 @@ from t2n_hf.hf.tasks.settings import capture_settings
 from t2n_hf.nnef.names import Namer, identifier
 from t2n_hf.trace.capture_dispatch import result_by_dispatch
 from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.shapes import fake_run
 from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
 
 __all__ = ["evaluation_mode", "module_interface"]
@@ -152,7 +149,7 @@ def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _run_on_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a pytree
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _capturable(module):
+    with fake_run(), _capturable(module):
 
         def fake(value: Any) -> Any:  # noqa: ANN401 - any leaf
             return torch.empty(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
