@@ -5,11 +5,23 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
 
-__all__ = ["shapes_only"]
+__all__ = ["fake_run", "shapes_only"]
+
+
+@contextmanager
+def fake_run() -> Iterator[None]:
+    """Let tensors that are made inside the block have no values.
+
+    Code that keeps results for later calls does not while a graph is captured, so it is told that one is: what it kept
+    of this would be given to the user's next call.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _compiling_state_context():
+        yield
 
 
 @contextmanager
@@ -18,7 +30,7 @@ def shapes_only(module: nn.Module) -> Iterator[None]:
 
     The module has its own tensors back after any exit.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), plain_tensors_kept(module):
+    with fake_run(), plain_tensors_kept(module):
         fakes: dict[int, torch.Tensor] = {}
         stand_ins = {
             name: fakes.setdefault(id(tensor), torch.empty(tuple(tensor.shape), dtype=tensor.dtype))

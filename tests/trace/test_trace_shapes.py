@@ -1,0 +1,41 @@
+"""A module run on shapes alone leaves nothing behind: neither in itself nor in what its code keeps between calls."""
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers.pytorch_utils import compile_compatible_method_lru_cache
+
+from t2n_hf import export_nnef
+from t2n_hf.trace.shapes import shapes_only
+
+
+class Anchored(nn.Module):
+    """Adds a grid that is made once for each length, as models that detect objects do."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    @staticmethod
+    @compile_compatible_method_lru_cache(maxsize=32)
+    def grid(length):
+        return torch.arange(length).unsqueeze(1)
+
+    def forward(self, x):
+        return {"y": x * self.weight + self.grid(x.shape[0])}
+
+
+def test_what_code_keeps_for_later_calls_has_values():
+    module = Anchored()
+    with shapes_only(module):
+        result = module(torch.zeros(4, 3))["y"]
+        assert isinstance(result, FakeTensor)
+        assert tuple(result.shape) == (4, 3)
+    assert torch.equal(module(torch.zeros(4, 3))["y"][:, 0], torch.arange(4.0))
+    assert not isinstance(module.weight, FakeTensor)
+
+
+def test_a_model_runs_as_before_after_its_export(tmp_path):
+    module = Anchored()
+    export_nnef(module, tmp_path / "out", example_args=(torch.zeros(5, 3),), check=False)
+    assert torch.equal(module(torch.zeros(5, 3))["y"][:, 0], torch.arange(5.0))
