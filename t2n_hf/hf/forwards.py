@@ -27,7 +27,7 @@ def capturable_forwards(model: nn.Module) -> Iterator[None]:
     """Let the models in `model`, and itself, run without such questions; after any exit all is as before."""
     with ExitStack() as stack:
         for module in model.modules():
-            forward = _rewritten(type(module)) if isinstance(module, PreTrainedModel) else None
+            forward = _rewritten(type(module)) if isinstance(module, PreTrainedModel) else None  # type: ignore[arg-type]
             if forward is not None:
                 stack.enter_context(attributes_replaced(module, {"forward": MethodType(forward, module)}))
         yield

@@ -31,7 +31,7 @@ def capturable_experts(model: nn.Module) -> Iterator[None]:
             if kind in _CASTING_ROUTERS:
                 stack.enter_context(attributes_kept(module))  # what a router finds at a call it keeps in itself
                 classifier: Any = module.classifier
-                methods = {"to": _as_it_is, "forward": _in_the_type_of_its_input}
+                methods: dict[str, Callable[..., Any]] = {"to": _as_it_is, "forward": _in_the_type_of_its_input}
                 bound = {name: MethodType(method, classifier) for name, method in methods.items()}
                 stack.enter_context(attributes_replaced(classifier, bound))
         yield
