@@ -16,7 +16,7 @@ from t2n_hf.errors import EmitError
 from t2n_hf.nnef.ir import Assign, Name
 from t2n_hf.nnef.names import Namer
 from t2n_hf.ops.bodies import Bodies
-from t2n_hf.ops.dims import Length, Shape, broadcast_shapes, dim, dims, same
+from t2n_hf.ops.dims import Length, Shape, broadcast_shapes, dim, dims, is_lost, same
 from t2n_hf.ops.value import Number, Operand, Value, is_number, tract_dtype
 
 __all__ = ["Builder", "Out"]
@@ -232,6 +232,8 @@ class Builder:
             return value
         kept = end - begin
         shape = [*value.shape[:axis], int(kept) if _is_whole(kept) else kept, *value.shape[axis + 1 :]]
+        if is_lost(begin, end):
+            return self.gather(value, self.range(begin, end, torch.int64), axis)
         return self.call("slice", value, out=(shape, value.dtype), axes=[axis], begin=[dim(begin)], end=[dim(end)])
 
     def concat(self, values: Sequence[Value], axis: int, dtype: torch.dtype) -> Value:
@@ -252,6 +254,9 @@ class Builder:
         """begin, begin + step, ... below (above, for a negative step) end, as a tensor of rank 1."""
         count = end - begin if step == 1 else sympy.ceiling(sympy.sympify(end - begin) / step)
         shape = (int(count) if _is_whole(count) else count,)
+        if is_lost(begin, end):
+            places = self.range(0, sympy.expand(end - begin), dtype, step)
+            return self.binary("add", places, begin, dtype)
         symbols = self.call("tract_core_range", begin, end, step, out=(shape, torch.int64))
         return self.call("tract_core_cast", symbols, out=(shape, dtype), to=tract_dtype(dtype))
 

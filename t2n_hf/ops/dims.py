@@ -5,11 +5,24 @@ from typing import Any, Final, TypeAlias
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv
 
 from t2n_hf.errors import EmitError
 from t2n_hf.nnef.ir import Dim
 
-__all__ = ["Length", "Shape", "broadcast_lengths", "broadcast_shapes", "dim", "dims", "length_of", "product", "same"]
+__all__ = [
+    "Length",
+    "Shape",
+    "broadcast_lengths",
+    "broadcast_shapes",
+    "dim",
+    "dims",
+    "is_lost",
+    "length_of",
+    "product",
+    "same",
+    "without_lost_halves",
+]
 
 Length: TypeAlias = int | sympy.Expr
 Shape: TypeAlias = tuple[Length, ...]
@@ -123,11 +136,67 @@ def _atom(expression: sympy.Basic) -> str:
 
 def _sum(expression: sympy.Basic) -> str:
     """Terms with a plus first: tract reads a minus in front as that of all that follows."""
+    if expression != (whole := without_lost_halves(expression)):
+        return _text(whole)
     terms = [term for term in sympy.Add.make_args(expression) if not term.is_Integer]
     terms += [term for term in sympy.Add.make_args(expression) if term.is_Integer]
     added = [_text(term) for term in terms if not term.could_extract_minus_sign()]
-    taken = [_text(-term) for term in terms if term.could_extract_minus_sign()]
+    taken = [_in_brackets(_text(-term)) for term in terms if term.could_extract_minus_sign()]
     return "-".join(["+".join(added) or "0", *taken])
+
+
+def _in_brackets(text: str) -> str:
+    """The text of a term that is taken away: one that is a sum itself is taken as a whole."""
+    level, found = 0, False
+    for character in text:
+        level += (character == "(") - (character == ")")
+        found = found or (level == 0 and character in "+-")
+    return f"({text})" if found else text
+
+
+def without_lost_halves(length: sympy.Basic) -> sympy.Basic:
+    """The same length, where tract would calculate another one.
+
+    It makes X/2 of `X - X/2`, and so loses 1 when X is odd; what is meant is `(X+1)/2`. The same for multiples of both.
+    """
+    length = sympy.expand(length.replace(_is_odd_part, lambda part: part.args[0] - 2 * FloorDiv(part.args[0], 2)))
+    for term in sympy.Add.make_args(length):
+        for half in sympy.Mul.make_args(term):
+            whole = _whole_of(half)
+            times = -term / half
+            if whole is None or times.could_extract_minus_sign():
+                continue
+            others = length - term
+            rest = sympy.expand(others - times * whole)
+            if _terms(rest) < _terms(others):
+                return without_lost_halves(rest + times * FloorDiv(whole + 1, 2))
+    return length
+
+
+def is_lost(begin: Length, end: Length) -> bool:
+    """Whether tract would calculate `end - begin` wrongly."""
+    first, last = (without_lost_halves(sympy.sympify(place)) for place in (begin, end))
+    distance = sympy.expand(last - first)
+    return bool(distance != without_lost_halves(distance))
+
+
+def _is_odd_part(part: sympy.Basic) -> bool:
+    return type(part).__name__ in {"Mod", "PythonMod"} and part.args[1] == 2 and not _is_negative(part.args[0])
+
+
+def _whole_of(half: sympy.Basic) -> sympy.Expr | None:
+    """The X of a half that is rounded down, X/2."""
+    if type(half).__name__ == "FloorDiv":
+        whole, parts = half.args
+    elif type(half).__name__ in {"floor", "FloorToInt", "TruncToInt"}:
+        whole, parts = sympy.fraction(sympy.together(half.args[0]))
+    else:
+        return None
+    return whole if parts == 2 else None
+
+
+def _terms(length: sympy.Basic) -> int:
+    return 0 if length == 0 else len(sympy.Add.make_args(length))
 
 
 def _product(expression: sympy.Basic) -> str:

@@ -162,12 +162,32 @@ def roll(emit: Emit, x: Value, shifts: Sequence[int] | int, dims: Sequence[int] 
     if x.rank == 0:
         return x
     for amount, dim in zip(amounts, axes, strict=True):
-        axis = axis_of(dim, x.rank)
-        length = x.shape[axis]
-        cut = length - amount % length if isinstance(length, int) else (length - amount if amount > 0 else -amount)
-        parts = [emit.slice(x, axis, cut, length), emit.slice(x, axis, 0, cut)]
-        x = emit.concat(parts, axis, x.dtype)
+        x = _rolled(emit, x, amount, axis_of(dim, x.rank))
     return x
+
+
+def _rolled(emit: Emit, x: Value, amount: Length, axis: int) -> Value:
+    length = x.shape[axis]
+    if isinstance(length, int) and isinstance(amount, int):
+        cut: Length = length - amount % max(length, 1)
+    elif _within(0, amount) and _within(amount, length):
+        cut = length - amount
+    elif _is_negative(amount) and _within(0, length + amount):
+        cut = -amount
+    elif amount in (1, -1):
+        cut = length - 1 if amount == 1 else 1
+    else:  # the axis may be shorter
+        places = emit.binary("sub", emit.range(0, length, torch.int64), amount, torch.int64)
+        rest = _rest(emit, places, length)
+        return emit.gather(x, _rest(emit, emit.binary("add", rest, length, torch.int64), length), axis)
+    parts = [emit.slice(x, axis, cut, length), emit.slice(x, axis, 0, cut)]
+    return emit.concat(parts, axis, x.dtype)
+
+
+def _rest(emit: Emit, places: Value, length: Length) -> Value:
+    """What is left of a division that rounds towards zero."""
+    quotient = emit.binary("div", places, length, torch.int64)
+    return emit.binary("sub", places, emit.binary("mul", quotient, length, torch.int64), torch.int64)
 
 
 @_emits(_aten.flip.default)
