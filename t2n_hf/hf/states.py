@@ -95,7 +95,7 @@ class _Kept(LinearAttentionLayer):
         """Put the new inputs [B, channels, S] behind the last ones, keep the last, and give all of them."""
         before: torch.Tensor = self.conv_states[state_idx]  # type: ignore[assignment]
         inputs = torch.cat([before, conv_states], dim=-1)
-        self.conv_states[state_idx] = inputs[..., -before.shape[-1] :].clone()
+        self.conv_states[state_idx] = inputs[..., -before.shape[-1] :].to(before.dtype, copy=True)
         return inputs
 
     def update_recurrent_state(

@@ -108,7 +108,7 @@ class FlatInterface:
 
 
 def flatten_interface(interface: Interface, dtype: torch.dtype) -> FlatInterface:
-    """Lay an interface flat; floating examples become `dtype`, and no example value is read.
+    """Lay an interface flat; floating examples become `dtype` (precise ones f32), and no example value is read.
 
     Raises:
         ConfigError: names and tensors do not match in number, or the dynamic shapes do not follow the arguments.
@@ -116,9 +116,11 @@ def flatten_interface(interface: Interface, dtype: torch.dtype) -> FlatInterface
     leaves, spec = pytree.tree_flatten((tuple(interface.args), dict(interface.kwargs)))
     entries = _flat_entries(interface)
     tensors, dims, constants = [], [], {}
+    names = iter(interface.input_names)
     for at, (leaf, entry) in enumerate(zip(leaves, entries, strict=True)):
         if isinstance(leaf, torch.Tensor):
-            tensors.append(torch.zeros(tuple(leaf.shape), dtype=dtype if leaf.is_floating_point() else leaf.dtype))
+            floating = torch.promote_types(dtype, torch.float32) if next(names, "") in interface.precise else dtype
+            tensors.append(torch.zeros(tuple(leaf.shape), dtype=floating if leaf.is_floating_point() else leaf.dtype))
             dims.append(_by_axis(entry))
         else:
             constants[at] = leaf

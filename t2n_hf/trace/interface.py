@@ -29,6 +29,8 @@ class Interface:
         task: what the module does ("text-generation"); free text here.
         weight_owner: module whose parameter names are the names of the weights (the model, in `module` or equal to it).
         prefix: name of `weight_owner` inside `module`; "" when they are one.
+        precise: names of inputs that have no less than f32 in any archive: states, which a step may change by so little
+            that f16 would not see it.
         context: makes a context manager that the capture enters around everything it runs (the model's own switches).
         extra: facts for the exporter and its check (maximal context, ...); not read by the capture.
     """
@@ -44,6 +46,7 @@ class Interface:
     task: str = ""
     weight_owner: nn.Module
     prefix: str = ""
+    precise: frozenset[str] = frozenset()
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     extra: Mapping[str, Any] = field(default_factory=dict)
 

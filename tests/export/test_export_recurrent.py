@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from models import SHAPE, build, m1
-from recurrent_models import RECURRENT, WITHOUT_MASK, recurrent
+from recurrent_models import RECURRENT, WITHOUT_MASK, quieter, recurrent
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Lfm2Config, Lfm2ForCausalLM
 
 from t2n_hf import TractModelForCausalLM, export_nnef
@@ -49,6 +49,18 @@ def test_states_go_on_in_tract_as_in_one_call_of_transformers(name, tmp_path):
 def test_the_check_of_an_export_passes_with_batches_and_padding(name, tmp_path):
     report = export_nnef(recurrent(name), tmp_path / "export", batch=True, mask=name not in WITHOUT_MASK)
     assert report.check == "passed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mamba2", "falcon_h1", "qwen3_next", "recurrent_gemma"])
+def test_states_of_f16_archives_are_f32_and_go_on(name, tmp_path):
+    """FalconH1 multiplies by numbers that are f32 in any archive: what goes into its convolution is f32 too."""
+    report = export_nnef(quieter(recurrent(name)), tmp_path / "export", dtype="float16")
+    assert report.check == "passed"
+    with TractRunner(report.archive) as runner:
+        dtypes = {name: spec.dtype for name, spec in runner.inputs.items()}
+    assert {dtype for name, dtype in dtypes.items() if name.startswith("in_cache_state")} == {"float32"}
+    assert {dtype for name, dtype in dtypes.items() if name.startswith("in_cache_conv")} == {"float16"}
 
 
 def test_layers_that_keep_different_numbers_of_tensors_are_not_taken_for_each_other(tmp_path):

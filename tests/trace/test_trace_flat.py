@@ -106,3 +106,9 @@ def test_the_prefix_must_lead_to_the_owner_of_the_weights():
         Interface(**options, weight_owner=module, prefix="0")
     with pytest.raises(ConfigError, match="give the prefix"):
         Interface(**options, weight_owner=module[0])
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), [(torch.float16, torch.float32), (torch.float64, torch.float64)])
+def test_precise_inputs_have_no_less_than_f32(dtype, wanted):
+    flat = flatten_interface(interface(None, precise=frozenset({"a"})), dtype)
+    assert [x.dtype for x in flat.tensors] == [dtype, wanted, dtype]

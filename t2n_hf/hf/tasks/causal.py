@@ -205,6 +205,7 @@ def causal_interface(model: PreTrainedModel, options: CausalOptions) -> Interfac
         task="text-generation",
         weight_owner=model,
         prefix="model",
+        precise=frozenset(f"in_cache_{name}" for name in names if name.startswith("state")),
         context=module.captured,
         extra={
             "max_context": options.max_context,
