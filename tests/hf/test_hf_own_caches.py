@@ -128,3 +128,13 @@ def test_a_mask_that_has_no_effect_is_refused(name):
 def test_states_are_inputs_named_by_layer(name, inputs):
     wanted = [f"in_cache_{part}" for part in inputs.split()]
     assert list(interface_of(recurrent(name)).input_names)[1 : 1 + len(wanted)] == wanted
+
+
+def test_a_model_whose_state_does_not_grow_runs_on_and_on():
+    """RWKV's config names the length of the texts that it learned from."""
+    model = recurrent("rwkv")
+    assert model.config.context_length == 1024
+    interface = interface_of(model)
+    assert (interface.asserts, interface.extra["max_context"]) == (("S >= 1",), None)
+    assert interface_of(model, max_context=2048).extra["max_context"] == 2048
+    assert interface_of(recurrent("minimax")).extra["max_context"] == 128

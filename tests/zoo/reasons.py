@@ -5,7 +5,6 @@ from typing import Final
 __all__ = ["FIXED", "REASONS"]
 
 _ASKS: Final = "its forward asks for a tensor's value"
-_OWN_CACHE: Final = "keeps its state in a cache of its own kind, which is not yet an input and an output of archives"
 _NO_CACHE: Final = "keeps no keys and values between calls; its whole forward can be exported from examples"
 
 REASONS: Final[dict[str, str]] = {
@@ -20,13 +19,10 @@ REASONS: Final[dict[str, str]] = {
     "longt5": "torch.export fixes the lengths, as local attention is cut into blocks",
     "longformer": f"{_ASKS} (whether any token has global attention)",
     "mimi": f"{_ASKS} (how much to pad, computed in tensors)",
-    "minimax": _OWN_CACHE,
     "openai_gpt": _NO_CACHE,
-    "rwkv": _OWN_CACHE,
     "smolvlm": "leaves pictures out that are zeros everywhere: how many it sees depends on the data",
     "vilt": "chooses patches by what is not padding, in numbers that depend on the data: fixed at those of the example",
     "vits": "durations of sounds are numbers that depend on the data: so is the length of the wave",
-    "xlstm": _OWN_CACHE,
 }
 
 # Exported with capture="dispatch", by one run at the shapes of the example, which the archive then keeps.

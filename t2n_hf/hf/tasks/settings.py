@@ -11,6 +11,7 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.forwards import capturable_forwards
+from t2n_hf.hf.own_caches import own_cache
 from t2n_hf.hf.recurrence import capturable_recurrences
 from t2n_hf.hf.rotary import capturable_rotary
 from t2n_hf.hf.routed_experts import capturable_experts
@@ -54,6 +55,9 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
 
 def usable_context(model: PreTrainedModel) -> int | None:
     """Number of positions that the model was made for, or None when it has no bound."""
+    own = own_cache(model)
+    if own is not None and not any(grown for states in own.layout(model) for grown in states.grows()):
+        return None  # what the config says is how long the texts were that it learned from
     text = model.config.get_text_config(decoder=True)
     positions = getattr(text, "max_position_embeddings", None) or getattr(text, "max_target_positions", None)
     if not isinstance(positions, int) or positions <= 0:
