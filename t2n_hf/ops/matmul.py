@@ -85,10 +85,20 @@ def addbmm(emit: Emit, start: Value, left: Value, right: Value, beta: Operand = 
     return _with_sum(emit, start, total, beta, alpha)
 
 
+def _summed(emit: Emit, x: Value, axes: Sequence[int], other: Value, others: Sequence[int]) -> Value:
+    """Sum `x` over those of its `axes` that meet an axis of length 1 of the other."""
+    alone = [axis for axis, met in zip(axes, others, strict=True) if other.shape[met] == 1 and x.shape[axis] != 1]
+    return emit.reduce("sum_reduce", x, alone, keepdim=True) if alone else x
+
+
 @_emits(_aten.tensordot.default)
 def tensordot(emit: Emit, left: Value, right: Value, dims_self: Sequence[int], dims_other: Sequence[int]) -> Value:
-    """The sum of products over axes of two tensors, the other axes of both in their order."""
+    """The sum of products over axes of two tensors, the other axes of both in their order.
+
+    As in torch, an axis of length 1 meets one of any length, whose elements then are summed.
+    """
     mine, theirs = ([axis % x.rank for axis in dims] for x, dims in ((left, dims_self), (right, dims_other)))
+    left, right = _summed(emit, left, mine, right, theirs), _summed(emit, right, theirs, left, mine)
     rows = [axis for axis in range(left.rank) if axis not in mine]
     columns = [axis for axis in range(right.rank) if axis not in theirs]
     depth = product(left.shape[axis] for axis in mine)

@@ -2,7 +2,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import DynamicCache
+from transformers import DynamicCache, MptConfig, MptForCausalLM
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.tasks import auto_class, capture_settings, interface_of, usable_context
@@ -201,6 +201,11 @@ def test_a_context_that_the_model_does_not_have_is_refused(asked):
 
 def test_the_roberta_family_has_fewer_positions_than_its_table():
     assert usable_context(encoder(*ENCODERS["roberta"])) == 126
+
+
+def test_a_bound_on_positions_is_found_by_the_name_that_a_family_has_for_it():
+    model = MptForCausalLM(MptConfig(d_model=64, n_heads=4, n_layers=1, max_seq_len=48, vocab_size=64))
+    assert usable_context(model) == 48
 
 
 def test_token_types_are_an_input_only_where_there_are_several():

@@ -128,6 +128,7 @@ EINSUMS = [
     two("einsum_of_three", lambda x, y: torch.einsum("bsd,btd,bd->bst", x, y, x[:, 0])),
     two("einsum_of_int", lambda x, y: torch.einsum("bsd,btd->bst", x, y), x=N),
     two("einsum_elementwise", lambda x, y: torch.einsum("bsd,bsd->bsd", x, y)),
+    two("tensordot_of_a_single_element", lambda x, y: torch.tensordot(x[:, :, :1], y, dims=([0, 2], [0, 2]))),
     two("tensordot", lambda x, y: torch.tensordot(x, y, dims=([0, 2], [0, 2]))),
     one("safe_softmax", lambda x: torch.ops.aten._safe_softmax(torch.where(x > 0.5, x, float("-inf")), -1)),
     two("addbmm", lambda x, y: torch.addbmm(x[0] @ x[0].mT, x, y.mT, beta=0.5, alpha=2)),

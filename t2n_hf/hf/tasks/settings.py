@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -25,6 +25,10 @@ __all__ = [
     "takes",
     "usable_context",
 ]
+
+
+# How configurations call the number of positions (the last: MPT).
+_POSITIONS: Final = ("max_position_embeddings", "max_target_positions", "max_seq_len")
 
 
 @contextmanager
@@ -59,8 +63,9 @@ def usable_context(model: PreTrainedModel) -> int | None:
     if own is not None and not any(grown for states in own.layout(model) for grown in states.grows()):
         return None  # what the config says is how long the texts were that it learned from
     text = model.config.get_text_config(decoder=True)
-    positions = getattr(text, "max_position_embeddings", None) or getattr(text, "max_target_positions", None)
-    if not isinstance(positions, int) or positions <= 0:
+    stated = (getattr(text, name, None) for name in _POSITIONS)
+    positions = next((value for value in stated if isinstance(value, int) and value > 0), None)
+    if positions is None:
         return None
     # The RoBERTa family counts its positions from padding_idx + 1.
     padding = getattr(getattr(model.base_model, "embeddings", None), "padding_idx", None)
