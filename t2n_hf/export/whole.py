@@ -4,7 +4,7 @@ PyTorch generates greedily, with the whole model and no cache; the archives are 
 with their caches. Where all logits agree within the tolerance, so do the tokens, but for ties within it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -49,10 +49,11 @@ def check_whole(
     archives = {part.name: staging / part.archive for part in parts}
     timeout_s = timeout_of(sum(part.weight_bytes for part in parts))
     with _open(pipeline, archives, timeout_s) as whole:
-        encoded = whole.encode({name: value.numpy().astype(dtypes[name]) for name, value in inputs.items()})
+        given = {name: value.numpy().astype(dtypes[name]) for name, value in inputs.items()}
+        logits_of = _encoded(whole, given)
         begun = tokens.shape[1] - len(expected)
         for number, logits in enumerate(expected):
-            got = whole.logits(encoded, tokens[:, : begun + number])[:, -1]
+            got = logits_of(tokens[:, : begun + number])[:, -1]
             comparison.add(f"token {number} of the whole", {"logits": got}, {"logits": logits})
     return comparison.result()
 
@@ -61,6 +62,15 @@ def _open(pipeline: Pipeline, archives: Mapping[str, Path], timeout_s: float) ->
     if pipeline.placeholder is None:
         return open_encoder_decoder(archives, timeout_s=timeout_s)
     return open_multimodal(archives, pipeline.placeholder, timeout_s=timeout_s)
+
+
+def _encoded(whole: EncoderDecoder | Multimodal, given: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """Run the encoder on its inputs by name; what comes back gives the logits after tokens [B, T]."""
+    if isinstance(whole, EncoderDecoder):
+        states = whole.encode(given)
+        return lambda tokens: whole.logits(states, tokens)
+    features = whole.encode([given])
+    return lambda tokens: whole.logits(features, tokens)
 
 
 def _inputs(first: Part) -> dict[str, torch.Tensor]:
@@ -76,7 +86,7 @@ def _generate(
     assert pipeline.answer is not None
     assert pipeline.start is not None
     module = first.interface.module
-    tokens = pipeline.start.expand(len(next(iter(inputs.values()))), -1)
+    tokens = pipeline.start(inputs).expand(_rows(pipeline, inputs), -1)
     logits = []
     with torch.no_grad(), compute_mode("exact"), evaluation_mode(module), tensors_replaced(module, tensors):
         for _ in range(_TOKENS):
@@ -84,3 +94,8 @@ def _generate(
             logits.append(last.numpy())
             tokens = torch.cat([tokens, last.argmax(-1, keepdim=True)], dim=1)
     return tokens.numpy(), logits
+
+
+def _rows(pipeline: Pipeline, inputs: Mapping[str, torch.Tensor]) -> int:
+    """How many sequences are generated: one about an image or a sound, else as many as are encoded."""
+    return 1 if pipeline.placeholder is not None else len(next(iter(inputs.values())))

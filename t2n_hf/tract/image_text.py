@@ -3,22 +3,23 @@
 import os
 from typing import Any, ClassVar, Final, final
 
-import numpy as np
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.tract.encoder_decoder import Encoded
 from t2n_hf.tract.generating import TractGenerator, refuse_unknown_tokens
 from t2n_hf.tract.loading import export_folder, generation_config_of, manifest_of
-from t2n_hf.tract.multimodal import Multimodal
+from t2n_hf.tract.multimodal import Features, Multimodal
+from t2n_hf.tract.pictures import one_by_one, patches_by_picture
 from t2n_hf.tract.pipelines import open_multimodal
 
 __all__ = ["TractModelForImageTextToText"]
 
 _PLACEHOLDERS: Final = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
+# Models whose whole prompt is seen by each of its tokens: a longer one is another one.
+_PREFIX_MODELS: Final = frozenset({"paligemma"})
 
 
 @final
@@ -44,7 +45,8 @@ class TractModelForImageTextToText(TractGenerator):
     ) -> None:
         super().__init__(pipeline.decoder, config, generation_config, max_context)
         self._pipeline = pipeline
-        self._given: tuple[torch.Tensor, Encoded] | None = None
+        self._given: tuple[torch.Tensor, Features] | None = None
+        self._sees_prompt = config.model_type in _PREFIX_MODELS
 
     @classmethod
     def from_pretrained(
@@ -87,21 +89,33 @@ class TractModelForImageTextToText(TractGenerator):
         *,
         pixel_values: torch.Tensor | None = None,
         input_features: torch.Tensor | None = None,
+        image_grid_thw: torch.Tensor | None = None,
+        image_sizes: torch.Tensor | None = None,
+        pixel_attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        mm_token_type_ids: torch.Tensor | None = None,
+        is_first_iteration: bool = False,
         **_ignored: Any,  # noqa: ANN401 - whatever generate() passes to every model
     ) -> CausalLMOutputWithPast:
         """Logits after the whole sequence `input_ids` [1, T] i64: of the last position, [1, 1, V].
 
-        `pixel_values` are [I, ...] images (`input_features` sounds), those of the whole conversation, in its order.
-        With `use_cache`, positions that agree with what the worker has seen are not computed again.
+        `pixel_values` are [I, ...] images (`input_features` sounds), those of the whole conversation, in its order; or
+        their patches, with `image_grid_thw` [I, 3]; where pictures may have any size, `image_sizes` [I, 2] says what
+        of each is no padding. `token_type_ids` and `mm_token_type_ids` are what a processor makes
+        of the placeholders, which the archives do themselves. With `use_cache`, positions that agree with what the
+        worker has seen are not computed again, but for `is_first_iteration` of a model whose prompt sees all of itself.
 
         Raises ConfigError for a batch, padding, tokens that the model lacks, placeholders and features that differ in
         number, or a sequence longer than the archive's context.
         """
         self._check(input_ids, attention_mask)
-        if not use_cache:
+        if not use_cache or (is_first_iteration and self._sees_prompt):
             self._pipeline.reset()
-        encoded = self._encoded(pixel_values if pixel_values is not None else input_features)
-        logits = self._pipeline.logits(encoded, input_ids.to("cpu", torch.int64).numpy())
+        if pixel_attention_mask is not None and not bool(pixel_attention_mask.all()):
+            raise ConfigError("pixel_attention_mask has zeros: these archives take pictures that are full")
+        given = pixel_values if pixel_values is not None else input_features
+        features = self._features(given, image_grid_thw, image_sizes)
+        logits = self._pipeline.logits(features, input_ids.to("cpu", torch.int64).numpy())
         return CausalLMOutputWithPast(logits=torch.from_numpy(logits))
 
     def close(self) -> None:
@@ -113,8 +127,13 @@ class TractModelForImageTextToText(TractGenerator):
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         use_cache: bool | None = True,
+        *,
         pixel_values: torch.Tensor | None = None,
         input_features: torch.Tensor | None = None,
+        image_grid_thw: torch.Tensor | None = None,
+        image_sizes: torch.Tensor | None = None,
+        pixel_attention_mask: torch.Tensor | None = None,
+        is_first_iteration: bool = False,
         **kwargs: Any,  # noqa: ANN401
     ) -> dict[str, Any]:
         """Pass everything on every step: `forward` knows what is new."""
@@ -124,18 +143,21 @@ class TractModelForImageTextToText(TractGenerator):
             "use_cache": use_cache,
             "pixel_values": pixel_values,
             "input_features": input_features,
+            "image_grid_thw": image_grid_thw,
+            "image_sizes": image_sizes,
+            "pixel_attention_mask": pixel_attention_mask,
+            "is_first_iteration": is_first_iteration,
         }
 
-    def _encoded(self, given: torch.Tensor | None) -> Encoded:
+    def _features(self, given: torch.Tensor | None, grids: torch.Tensor | None, sizes: torch.Tensor | None) -> Features:
         """Features of the images, made once for the same tensor."""
         if given is None:
             return self._pipeline.nothing()
         if self._given is None or self._given[0] is not given:
-            ((name, spec),) = self._pipeline.encoder.inputs.items()
-            array = given.detach().to("cpu", getattr(torch, spec.dtype)).numpy()
-            if array.ndim != len(spec.shape) or array.shape[1:] != spec.shape[1:]:
-                raise ConfigError(f"{name} has shape {list(array.shape)}; this archive takes [I, {_text(spec.shape)}]")
-            self._given = (given, self._pipeline.encode({name: np.ascontiguousarray(array)}))
+            encoder = self._pipeline.encoder
+            takes_grids = self._pipeline.takes_grids
+            images = patches_by_picture(encoder, given, grids) if takes_grids else one_by_one(encoder, given, sizes)
+            self._given = (given, self._pipeline.encode(images))
         return self._given[1]
 
     def _check(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> None:
@@ -147,7 +169,3 @@ class TractModelForImageTextToText(TractGenerator):
         words = tokens[tokens != self._pipeline.placeholder]
         if words.numel():
             refuse_unknown_tokens("input_ids", words, self._vocabulary)
-
-
-def _text(shape: tuple[int | str, ...]) -> str:
-    return ", ".join(map(str, shape[1:]))

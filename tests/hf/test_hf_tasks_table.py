@@ -72,7 +72,7 @@ def test_an_encoder_decoder_is_two_graphs_that_meet_by_names():
     assert set(encoder.output_names[1:]) == {name for name in decoder.input_names if name.startswith("cross_")}
     fed = {name.replace("out_", "in_", 1) for name in decoder.output_names if name.startswith("out_cache_")}
     assert fed == {name for name in decoder.input_names if name.startswith("in_cache_")}
-    assert pipeline.start.tolist() == [[0]]
+    assert pipeline.start({}).tolist() == [[0]]
 
 
 def test_the_states_of_an_encoder_decoder_model_may_be_had_alone():

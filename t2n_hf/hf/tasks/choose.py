@@ -1,5 +1,7 @@
 """The graphs of a model, by its task."""
 
+from typing import Final
+
 import torch
 from transformers import PreTrainedModel
 
@@ -15,6 +17,8 @@ from t2n_hf.hf.tasks.table import task_named, task_of_class
 from t2n_hf.trace.interface import Interface
 
 __all__ = ["interface_of", "pipeline_of"]
+
+_MULTIMODAL: Final = ("image-text-to-text", "audio-text-to-text")
 
 
 def pipeline_of(
@@ -51,7 +55,7 @@ def pipeline_of(
         raise ConfigError(f"batch and mask are for text-generation; an export for {found.name} takes both in any case")
     if model.config.is_encoder_decoder and model.can_generate() and found.name != "feature-extraction":
         return encoder_decoder_pipeline(model, found, numbers, all_logits=all_logits, max_context=context)
-    if found.generates and reads_more_than_text(model):
+    if found.name in _MULTIMODAL or (found.generates and reads_more_than_text(model)):
         return multimodal_pipeline(model, found, numbers, all_logits=all_logits, max_context=context)
     if all_logits:
         raise ConfigError(f"all_logits is for models that generate; task {found.name} has no choice of positions")

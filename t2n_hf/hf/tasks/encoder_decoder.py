@@ -72,7 +72,8 @@ def encoder_decoder_pipeline(
         outputs = model(**given, decoder_input_ids=tokens, use_cache=False, return_dict=True)
         return outputs.logits[:, -1]
 
-    return Pipeline(task=task.name, parts=parts, answer=answer, start=_start(model))
+    begin = _start(model)
+    return Pipeline(task=task.name, parts=parts, answer=answer, start=lambda _inputs: begin)
 
 
 def _encoder_inputs(model: PreTrainedModel, batch: Any) -> list[ModelInput]:  # noqa: ANN401 - a Dim

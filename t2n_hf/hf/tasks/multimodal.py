@@ -7,26 +7,21 @@ the placeholders, in order; "decoder" continues after P past positions. The feat
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Final
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches import WholeCache, cache_parameter, cache_shapes
-from t2n_hf.hf.tasks.inputs import main_input
+from t2n_hf.hf.tasks.grids import GridModel, reads_grids
+from t2n_hf.hf.tasks.images import ImageModel, refuse_by_name, refused
+from t2n_hf.hf.tasks.mixed import Mixing, decoder_interface, embedding_interface
 from t2n_hf.hf.tasks.pipeline import Pipeline
-from t2n_hf.hf.tasks.settings import capture_settings, last_position_only, layer_lists, outer_lists, takes
+from t2n_hf.hf.tasks.settings import capture_settings, outer_lists, takes
 from t2n_hf.hf.tasks.table import Task
 from t2n_hf.trace.interface import Interface
-from t2n_hf.trace.shapes import shapes_only
 
 __all__ = ["multimodal_pipeline", "reads_more_than_text"]
-
-_NEW: Final = 5
-_PAST: Final = 6
-_FEATURES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -48,6 +43,8 @@ _MODALITIES: Final = (
         "audio", "input_features", "get_audio_features", "audio_features", ("audio_token_id", "audio_token_index")
     ),
 )
+# Which tokens see those behind them (`Mixing.sees`), in models that take `token_type_ids`.
+_SEEN_AHEAD: Final = {"gemma3": "image", "paligemma": "prefix"}
 
 
 def reads_more_than_text(model: PreTrainedModel) -> bool:
@@ -67,44 +64,74 @@ def multimodal_pipeline(
 ) -> Pipeline:
     """Describe a model of images (or sounds) and text; `max_context` bounds S + P. No weight is read.
 
-    Raises ConfigError for a model that gives tokens other positions, or other masks, where images are.
+    Raises ConfigError for a model that gives tokens other positions, or other masks, where images are, in a way that
+    is not known.
     """
+    refuse_by_name(model)
     kind = _modality(model)
     if kind is None:
-        raise ConfigError(f"{type(model).__name__} has no method that makes features of images or sounds")
-    _refuse_special_attention(model, kind)
+        raise refused(model, "has no method that makes features of images or sounds")
     token = _placeholder(model, kind)
-    # One image: models go through several with a Python loop.
-    given = main_input(model, kind.input, None).example[:1]
-    encoder = _FeatureEncoder(model, kind)
-    count, width = _features_of(encoder, given)
+    whole: GridModel | ImageModel = (
+        GridModel(model) if reads_grids(model) else ImageModel(model, kind.input, kind.method)
+    )
+    width = whole.shape_of(whole.example)[-1]
+    names = (kind.features, *(f"deep_{kind.features}_{number}" for number in range(whole.depth)))
+    mixing = Mixing(
+        token=token,
+        width=width,
+        features=names,
+        sees=_seen_ahead(model),
+        three_positions=_counts_in_three(model),
+    )
     parts = {
-        kind.part: _encoder_interface(encoder, given, kind, task),
-        "embedding": _embedding_interface(_Embedding(model, token), width, kind, dtype, task, max_context),
-        "decoder": _decoder_interface(model, width, dtype, task, all_logits=all_logits, max_context=max_context),
+        kind.part: _encoder_interface(whole, kind, names, task),
+        "embedding": embedding_interface(model, mixing, dtype, task, max_context),
+        "decoder": decoder_interface(model, mixing, dtype, task, all_logits=all_logits, max_context=max_context),
     }
 
     def answer(inputs: Mapping[str, torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
-        return model(input_ids=tokens, **inputs, use_cache=False, return_dict=True).logits[:, -1]
+        given = whole.prompt(inputs[kind.input], tokens)
+        if mixing.sees != "none":
+            # Of an image: which tokens those are. Of a prefix: what is not in it.
+            is_image = (tokens == token).to(torch.int64)
+            given["token_type_ids"] = is_image if mixing.sees == "image" else _behind(tokens, start(inputs))
+        return model(input_ids=tokens, **given, use_cache=False, return_dict=True).logits[:, -1]
 
-    # A prompt about one image: a few tokens around its placeholders.
-    start = torch.tensor([[1, *[token] * count, 2, 3]])
+    def start(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        # A prompt about one image: a few tokens around its placeholders.
+        return torch.tensor([[1, *[token] * whole.shape_of(inputs[kind.input])[0], 2, 3]])
+
     return Pipeline(task=task.name, parts=parts, answer=answer, start=start, placeholder=token)
 
 
-def _refuse_special_attention(model: PreTrainedModel, kind: _Modality) -> None:
-    text = model.config.get_text_config(decoder=True)
-    rope = getattr(text, "rope_parameters", None) or {}
-    if "mrope_section" in rope or takes(model.forward, "image_grid_thw"):
+def _behind(tokens: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
+    """1 for the tokens behind `prefix`, 0 for its own."""
+    return (torch.arange(tokens.shape[1]) >= prefix.shape[1]).to(torch.int64).unsqueeze(0)
+
+
+def _seen_ahead(model: PreTrainedModel) -> str:
+    if not takes(model.forward, "token_type_ids"):
+        return "none"
+    kind = model.config.model_type
+    if kind not in _SEEN_AHEAD:
         raise ConfigError(
-            f"{type(model).__name__} counts the positions of {kind.part} in three directions, which is not supported; "
-            "its text alone exports with task='text-generation'"
+            f"{type(model).__name__} lets tokens see those behind them, by token_type_ids, in a way that is known of "
+            f"{', '.join(_SEEN_AHEAD)} only, not of {kind}; its text alone exports with task='text-generation'"
         )
-    if takes(model.forward, "token_type_ids"):
+    return _SEEN_AHEAD[kind]
+
+
+def _counts_in_three(model: PreTrainedModel) -> bool:
+    """Whether tokens have a position in time, height and width each. Raises ConfigError where it is not known how."""
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    three = "mrope_section" in rope
+    if three and not takes(model.forward, "image_grid_thw"):
         raise ConfigError(
-            f"{type(model).__name__} lets the tokens of an image see each other, which is not supported; its text "
-            "alone exports with task='text-generation'"
+            f"{type(model).__name__} counts positions in three directions without image_grid_thw, which is not "
+            "supported; its text alone exports with task='text-generation'"
         )
+    return three
 
 
 def _placeholder(model: PreTrainedModel, kind: _Modality) -> int:
@@ -115,132 +142,19 @@ def _placeholder(model: PreTrainedModel, kind: _Modality) -> int:
     raise ConfigError(f"the configuration of {type(model).__name__} has none of {', '.join(kind.placeholders)}")
 
 
-def _features_of(encoder: "_FeatureEncoder", given: torch.Tensor) -> tuple[int, int]:
-    model = encoder.model
-    with capture_settings(model), shapes_only(model):
-        kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-        count, width = encoder(torch.empty(tuple(given.shape), dtype=kind))[0].shape
-        return int(count), int(width)
-
-
-@final
-class _FeatureEncoder(nn.Module):
-    """An image or a sound to the features that take the places of placeholders."""
-
-    def __init__(self, model: PreTrainedModel, kind: _Modality) -> None:
-        super().__init__()
-        self.model = model
-        self._method = kind.method
-
-    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor]:
-        """Give features [F, width] of an image or a sound [1, ...]."""
-        features = getattr(self.model.base_model, self._method)(values, return_dict=True).pooler_output
-        joined = torch.cat(list(features), dim=0) if isinstance(features, (list, tuple)) else features
-        return (joined.reshape(-1, joined.shape[-1]),)
-
-
-@final
-class _Embedding(nn.Module):
-    """Tokens to embeddings, features in the places of placeholders."""
-
-    def __init__(self, model: PreTrainedModel, token: int) -> None:
-        super().__init__()
-        self.model = model
-        self._token = token
-
-    def forward(self, input_ids: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor]:
-        """Give embeddings [1, S, width] of `input_ids` [1, S] i64, with `features` [F, width] at its placeholders."""
-        length = input_ids.shape[1]
-        stands = input_ids == self._token
-        # The placeholder may be a token that the table lacks.
-        words = self.model.get_input_embeddings()(torch.where(stands, 0, input_ids))
-        joined = torch.cat([words[0], features.to(words.dtype)], dim=0)
-        rank = torch.cumsum(stands.to(torch.int64), dim=1) - 1
-        place = torch.where(stands, rank + length, torch.arange(length).unsqueeze(0))
-        return (joined[place[0]].unsqueeze(0),)
-
-
-@final
-class _Decoder(nn.Module):
-    """The language model over embeddings."""
-
-    def __init__(self, model: PreTrainedModel, cache_name: str, *, all_logits: bool) -> None:
-        super().__init__()
-        self.model = model
-        self._cache_name = cache_name
-        self._all_logits = all_logits
-        self._keeps = takes(model.forward, "logits_to_keep")
-
-    def forward(self, inputs_embeds: torch.Tensor, caches: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Run S new positions [1, S, width] after P past ones; returns logits and the grown caches."""
-        cache = WholeCache(caches)
-        arguments: dict[str, Any] = {self._cache_name: cache, "use_cache": True, "return_dict": True}
-        if self._keeps:
-            arguments["logits_to_keep"] = 0 if self._all_logits else 1
-        with last_position_only(None if self._keeps or self._all_logits else self.model.get_output_embeddings()):
-            logits = self.model(inputs_embeds=inputs_embeds, **arguments).logits
-        return (logits, *cache.tensors())
-
-
-def _encoder_interface(encoder: _FeatureEncoder, given: torch.Tensor, kind: _Modality, task: Task) -> Interface:
+def _encoder_interface(whole: ImageModel | GridModel, kind: _Modality, names: tuple[str, ...], task: Task) -> Interface:
+    encoder = whole.encoder
     model = encoder.model
     towers = [child for name, child in model.base_model.named_children() if name != "language_model"]
     return Interface(
         module=encoder,
-        args=(given,),
-        dynamic_shapes=({},),
+        args=(whole.example,),
+        dynamic_shapes=(dict(whole.dims),),
         input_names=(kind.input,),
-        output_names=(kind.features,),
+        output_names=names,
         layers=tuple(name for tower in towers for name in outer_lists(encoder, tower)),
         task=task.name,
         weight_owner=model,
         prefix="model",
         context=lambda: capture_settings(model),
-    )
-
-
-def _embedding_interface(
-    embedding: _Embedding, width: int, kind: _Modality, dtype: torch.dtype, task: Task, longest: int | None
-) -> Interface:
-    model = embedding.model
-    limit = {} if longest is None else {"max": longest}
-    return Interface(
-        module=embedding,
-        args=(torch.zeros(1, _NEW, dtype=torch.int64), torch.zeros(_FEATURES, width, dtype=dtype)),
-        dynamic_shapes=({1: torch.export.Dim("S", min=1, **limit)}, {0: torch.export.Dim("F", min=0)}),
-        input_names=("input_ids", kind.features),
-        output_names=("inputs_embeds",),
-        asserts=("S >= 1", "F >= 0"),
-        task=task.name,
-        weight_owner=model,
-        prefix="model",
-        context=lambda: capture_settings(model),
-    )
-
-
-def _decoder_interface(
-    model: PreTrainedModel, width: int, dtype: torch.dtype, task: Task, *, all_logits: bool, max_context: int | None
-) -> Interface:
-    cache_name = cache_parameter(model.forward)
-    if cache_name is None:
-        raise ConfigError(f"{type(model).__name__} takes no key/value cache, which {task.name} needs")
-    shapes = cache_shapes(model.config)
-    caches = [torch.zeros(side(_PAST), dtype=dtype) for shape in shapes for side in (shape.key, shape.value)]
-    limit = {} if max_context is None else {"max": max(_NEW + _PAST, max_context - 2)}
-    new, past = torch.export.Dim("S", min=1, **limit), torch.export.Dim("P", min=0, **limit)
-    sides = [f"{side}_{i}" for i in range(len(shapes)) for side in ("key", "value")]
-    bound = () if max_context is None else (f"S+P < {max_context + 1}",)
-    return Interface(
-        module=_Decoder(model, cache_name, all_logits=all_logits),
-        args=(torch.zeros(1, _NEW, width, dtype=dtype), caches),
-        dynamic_shapes=({1: new}, [{2: past}] * len(caches)),
-        input_names=("inputs_embeds", *(f"in_cache_{side}" for side in sides)),
-        output_names=("outputs", *(f"out_cache_{side}" for side in sides)),
-        asserts=("P >= 0", "S >= 1", *bound, "tg: S==1", "pp: P==0"),
-        layers=layer_lists(model),
-        task=task.name,
-        weight_owner=model,
-        prefix="model",
-        context=lambda: capture_settings(model),
-        extra={"max_context": max_context, "all_logits": all_logits},
     )

@@ -26,14 +26,14 @@ class Pipeline:
         parts: name -> graph. A model that is one graph has the part `ONE_GRAPH`.
         answer: the model itself, as one piece, for the check: called with the inputs of the first part by name, and
             tokens [B, T] so far, it gives the logits of the next ones [B, V]. None when there is nothing to generate.
-        start: tokens that a generation begins with, [1, T] i64.
+        start: tokens that a generation begins with, [1, T] i64, for the inputs of the first part by name.
         placeholder: the token that stands for a feature of an image or a sound; None in models of text.
     """
 
     task: str
     parts: Mapping[str, Interface]
     answer: Callable[[Mapping[str, torch.Tensor], torch.Tensor], torch.Tensor] | None = None
-    start: torch.Tensor | None = None
+    start: Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None = None
     placeholder: int | None = None
 
     def __post_init__(self) -> None:

@@ -38,7 +38,11 @@ TASKS: Final = {
         Task(name="text2text-generation", autos=("AutoModelForSeq2SeqLM",), generates=True),
         Task(name="automatic-speech-recognition", autos=("AutoModelForSpeechSeq2Seq", "AutoModelForCTC")),
         Task(name="image-text-to-text", autos=("AutoModelForImageTextToText",), generates=True),
-        Task(name="audio-text-to-text", autos=("AutoModelForMultimodalLM", "AutoModelForSeq2SeqLM"), generates=True),
+        Task(
+            name="audio-text-to-text",
+            autos=("AutoModelForMultimodalLM", "AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"),
+            generates=True,
+        ),
         Task(
             name="text-generation",
             autos=("AutoModelForCausalLM",),
@@ -91,6 +95,9 @@ TASKS: Final = {
     )
 }
 
+# They load encoder-decoders, and language models that listen.
+_OF_SEQUENCES: Final = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
+
 # What else these tasks are called: pipelines of transformers, and uses of one kind of model.
 _SYNONYMS: Final = {
     "image-to-text": "image-text-to-text",
@@ -130,9 +137,10 @@ def task_of_class(class_name: str, config: PreTrainedConfig) -> str:
     if class_name.endswith(TASKS["text-generation"].endings):  # without importing all the auto classes
         return "text-generation"
     for task in TASKS.values():
-        if any(_knows(auto, class_name) for auto in task.autos):
-            # transformers lists language models that listen among those of text to text.
-            listens = task.name == "text2text-generation" and not config.is_encoder_decoder
+        auto = next((auto for auto in task.autos if _knows(auto, class_name)), None)
+        if auto is not None:
+            # transformers lists language models that listen among those of text to text, and of speech to text.
+            listens = auto in _OF_SEQUENCES and not config.is_encoder_decoder
             return "audio-text-to-text" if listens else task.name
     for task in TASKS.values():
         if class_name.endswith(task.endings):
