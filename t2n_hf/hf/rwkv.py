@@ -41,7 +41,7 @@ def unscaled_rwkv(model: nn.Module) -> Iterator[None]:
                 continue
             every: int = rwkv.config.rescale_every  # type: ignore[union-attr, assignment]
             stack.enter_context(attributes_replaced(rwkv, {"layers_are_rescaled": True}))
-            for number, block in enumerate(rwkv.blocks if every > 0 else ()):  # type: ignore[arg-type, call-overload]
+            for number, block in enumerate(rwkv.blocks if every > 0 else ()):  # type: ignore[arg-type]
                 for linear in (block.attention.output, block.feed_forward.value) if number >= every else ():
                     stack.callback(linear.register_forward_hook(_dividing(2 ** (number // every))).remove)
         yield

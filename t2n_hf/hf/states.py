@@ -150,7 +150,7 @@ class StateCache(DynamicCache):
 
     def get_linear_cache(self, layer: int) -> torch.Tensor:
         """MiniMax's name for the state of a layer."""
-        return self.layers[layer].recurrent_states[0]  # type: ignore[union-attr]
+        return self.layers[layer].recurrent_states[0]  # type: ignore[union-attr, return-value]
 
     def set_linear_cache(self, layer: int, state: torch.Tensor) -> None:
         """MiniMax's name for replacing it."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 from models import build
 from recurrent_models import quieter, recurrent
-from transformers import AutoModelForCausalLM, xLSTMConfig, xLSTMForCausalLM
+from transformers import AutoModelForCausalLM, OpenAIGPTConfig, OpenAIGPTLMHeadModel, xLSTMConfig, xLSTMForCausalLM
 
 from t2n_hf import T2NConfig, TractModelForCausalLM, export_nnef
 from t2n_hf.errors import InPlaceError
@@ -43,6 +43,19 @@ def test_an_export_is_checked_leaves_the_model_alone_and_generates_what_transfor
         assert torch.equal(exported.generate(other, **GREEDY), model.generate(other, **GREEDY))
 
 
+def test_a_model_that_keeps_nothing_takes_the_whole_text_at_each_call(tmp_path):
+    config = OpenAIGPTConfig(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=64)
+    model = build(OpenAIGPTLMHeadModel, config)
+    report = export_nnef(model, tmp_path / "export", batch=True, mask=True)
+    assert report.check == "passed"
+    mask = torch.ones(2, 7, dtype=torch.int64)
+    mask[1, :3] = 0
+    with TractModelForCausalLM.from_pretrained(report.folder, timeout_s=120) as exported:
+        got = exported.generate(torch.cat([IDS, IDS * mask[1:]]), attention_mask=mask, **GREEDY)
+    assert torch.equal(got[:1], model.generate(IDS, **GREEDY))
+    assert torch.equal(got[1:, 3:], model.generate(IDS[:, 3:], **GREEDY))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"weights": "q4_0"}, {"dtype": "float16"}], ids=["q4_0", "f16"])
 @pytest.mark.parametrize("name", MODELS)
@@ -50,6 +63,7 @@ def test_packed_and_half_weights_are_right_too(name, options, tmp_path):
     assert export_nnef(quieter(MODELS[name]()), tmp_path / "export", **options).check == "passed"
 
 
+@pytest.mark.slow
 def test_states_of_half_archives_see_small_changes(tmp_path):
     """What was seen decays by 1e-4 at each step, which f16 cannot say: the text would be remembered for ever."""
     model = quieter(recurrent("rwkv"))
@@ -66,6 +80,7 @@ def test_states_of_half_archives_see_small_changes(tmp_path):
     assert np.abs(got.astype(float) - wanted).max() <= 1e-3 * np.abs(wanted).max()
 
 
+@pytest.mark.slow
 def test_weights_that_stay_on_disk_are_exported_undivided(tmp_path):
     model = recurrent("rwkv")
     model.save_pretrained(tmp_path / "model")

@@ -138,3 +138,10 @@ def test_a_model_whose_state_does_not_grow_runs_on_and_on():
     assert (interface.asserts, interface.extra["max_context"]) == (("S >= 1",), None)
     assert interface_of(model, max_context=2048).extra["max_context"] == 2048
     assert interface_of(recurrent("minimax")).extra["max_context"] == 128
+
+
+def test_a_model_without_a_cache_that_generates_in_a_way_of_its_own_is_refused():
+    """XLNet generates with a token more than the text has, and an order of the tokens."""
+    config = hf.XLNetConfig(vocab_size=256, d_model=64, n_layer=2, n_head=4, d_inner=128)
+    with pytest.raises(ConfigError, match=r"generate\(\) gives it something else than the tokens"):
+        interface_of(hf.XLNetLMHeadModel(config))

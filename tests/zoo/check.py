@@ -176,8 +176,8 @@ def _generated(subject: Generator, runner: TractRunner) -> Iterator[Round]:
     for past, new in _STEPS:
         runner.reset()
         begin = 0
-        for end in (past, past + new):
-            for first, last in _chunks(runner, begin, end):
+        for end in (past, past + new) if past else (new,):
+            for first, last in [(0, end)] if subject.without_past else _chunks(runner, begin, end):
                 step = {"input_ids": ids[:, first:last].numpy()}
                 got = runner.step(step, feedback)["outputs"]
                 yield f"S={last - first}, P={first}", got, truth[:, first:last]

@@ -30,13 +30,15 @@ def generator(
     model: str | None = None,
     config: str | None = None,
     exported: Mapping[str, Any] | None = None,
+    without_past: bool = False,
     **options: Any,
 ) -> Entry:
     """Entry of the class `<stem>ForCausalLM` with a `<stem>Config`; None takes an option out of `base`."""
 
     def make() -> Generator:
         settings = config_of(config or f"{stem}Config", {**base, **options})
-        return Generator(model=built(model or f"{stem}ForCausalLM", settings), options=exported or {})
+        made = built(model or f"{stem}ForCausalLM", settings)
+        return Generator(model=made, options=exported or {}, without_past=without_past)
 
     return Entry(name=name, family="decoder", make=make)
 
@@ -111,7 +113,7 @@ MODELS: Final = (
     generator("gpt_neox", "GPTNeoX", num_key_value_heads=None),
     generator("gptj", "GPTJ", _GPT2_LIKE, rotary_dim=8),
     generator("codegen", "CodeGen", _GPT2_LIKE, rotary_dim=8),
-    generator("openai_gpt", "OpenAIGPT", _GPT2_LIKE, model="OpenAIGPTLMHeadModel"),
+    generator("openai_gpt", "OpenAIGPT", _GPT2_LIKE, model="OpenAIGPTLMHeadModel", without_past=True),
     generator("opt", "OPT", _SMALL, ffn_dim=128, word_embed_proj_dim=64, max_position_embeddings=128),
     generator("bloom", "Bloom", TOKENS, hidden_size=64, n_layer=2, n_head=4),
     generator("falcon", "Falcon", _SMALL, new_decoder_architecture=True, num_kv_heads=2, alibi=False),

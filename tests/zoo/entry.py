@@ -18,10 +18,14 @@ _GAIN, _SPREAD = 1.0, 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Generator:
-    """A causal language model, exported with its past as inputs and outputs."""
+    """A causal language model, exported with its past as inputs and outputs.
+
+    One `without_past` keeps nothing between calls, and takes the whole text at each of them.
+    """
 
     model: nn.Module
     options: Mapping[str, Any] = field(default_factory=dict)
+    without_past: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

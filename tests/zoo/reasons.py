@@ -5,7 +5,6 @@ from typing import Final
 __all__ = ["FIXED", "REASONS"]
 
 _ASKS: Final = "its forward asks for a tensor's value"
-_NO_CACHE: Final = "keeps no keys and values between calls; its whole forward can be exported from examples"
 
 REASONS: Final[dict[str, str]] = {
     "canine": "torch.export fixes the length, as characters are pooled in whole blocks",
@@ -19,7 +18,6 @@ REASONS: Final[dict[str, str]] = {
     "longt5": "torch.export fixes the lengths, as local attention is cut into blocks",
     "longformer": f"{_ASKS} (whether any token has global attention)",
     "mimi": f"{_ASKS} (how much to pad, computed in tensors)",
-    "openai_gpt": _NO_CACHE,
     "smolvlm": "leaves pictures out that are zeros everywhere: how many it sees depends on the data",
     "vilt": "chooses patches by what is not padding, in numbers that depend on the data: fixed at those of the example",
     "vits": "durations of sounds are numbers that depend on the data: so is the length of the wave",

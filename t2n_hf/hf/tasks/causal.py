@@ -4,6 +4,7 @@ Token ids and one cache tensor per key and value in, logits and the grown caches
 and P (past tokens). Layers that keep a state of fixed size have it as input and output in the same way.
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -138,7 +139,9 @@ class _CausalLM(nn.Module):
     def _cached(self, cache: Any) -> AbstractContextManager[dict[str, Any]]:  # noqa: ANN401 - as above
         if self._own is not None:
             return self._own.arguments(self.model, cache, self._captured)
-        return nullcontext({str(self._cache_name): cache, "use_cache": True})
+        if self._cache_name is None:
+            return nullcontext({})
+        return nullcontext({self._cache_name: cache, "use_cache": True})
 
     @contextmanager
     def captured(self) -> Iterator[None]:
@@ -173,10 +176,15 @@ class CausalOptions:
 def causal_interface(model: PreTrainedModel, options: CausalOptions) -> Interface:
     """Describe `model` with its cache as inputs and outputs, the logits first.
 
-    Raises ConfigError for a model without a cache, or one that takes no mask when that is asked for.
+    A model that keeps nothing between calls (OpenAI's first GPT) has none: it takes the whole text at each of them.
+
+    Raises ConfigError for a model that generates in another way, or one that takes no mask when that is asked for.
     """
-    if cache_parameter(model.forward) is None and own_cache(model) is None:
-        raise ConfigError(f"{type(model).__name__} takes no key/value cache, which text-generation needs")
+    if not _keeps_something(model) and not _takes_whole_texts(model):
+        raise ConfigError(
+            f"{type(model).__name__} takes no key/value cache, and generate() gives it something else than the tokens: "
+            "text-generation needs one of the two"
+        )
     extra = _masks(model) if options.mask else ()
     layout = _layout(model)
     kept = [named for states in layout for named in states.named()]
@@ -213,6 +221,23 @@ def causal_interface(model: PreTrainedModel, options: CausalOptions) -> Interfac
             "rope_switch": rope_switch(model.config),
         },
     )
+
+
+def _keeps_something(model: PreTrainedModel) -> bool:
+    """Whether a call can go on from what was kept of the one before."""
+    return cache_parameter(model.forward) is not None or own_cache(model) is not None
+
+
+def _takes_whole_texts(model: Any) -> bool:  # noqa: ANN401 - one that may generate
+    """Whether transformers generates by calls with all tokens so far, and nothing else."""
+    tokens = torch.zeros(1, _NEW, dtype=torch.int64)
+    try:
+        inspect.signature(model.forward).bind(input_ids=tokens, return_dict=True)
+        given = model.prepare_inputs_for_generation(tokens)
+    except (AttributeError, TypeError):  # it does not generate, or not from tokens alone
+        return False
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    return set(tensors) == {"input_ids"} and torch.equal(tensors["input_ids"], tokens)
 
 
 def _masks(model: PreTrainedModel) -> tuple[str, ...]:
@@ -262,6 +287,8 @@ def _layout(model: PreTrainedModel) -> tuple[LayerStates, ...]:
     own = own_cache(model)
     if own is not None:
         return own.layout(model)
+    if cache_parameter(model.forward) is None:
+        return ()
     if keeps_states(model):
         with capture_settings(model):
             return states_of(model)
