@@ -20,6 +20,8 @@ _emits = EMITTERS.emits
 _F32: Final = torch.float32
 _I64: Final = torch.int64
 
+_EXACT: Final = 1 << 24  # whole numbers up to here are f32
+
 # By torch's numbers.
 _MODES: Final = ("bilinear", "nearest", "bicubic")
 _PADDINGS: Final = ("zeros", "border", "reflection")
@@ -97,8 +99,8 @@ class _Sampling:
     def _term(self, rows: Value, places: list[Value], corner: Sequence[int], batch: Length) -> Value:
         """Elements at one corner of the cells that the places lie in, times their weights."""
         emit, rank = self.emit, places[0].rank
-        index = emit.unsqueeze(emit.range(0, batch, _I64), list(range(1, rank)))
         weights: list[Value] = []
+        insides: list[Value] = []
         for place, length, step in zip(places, self.lengths, corner, strict=True):
             at = emit.binary("add", emit.unary("floor", place), float(step), _F32)
             if not self.nearest:
@@ -107,13 +109,32 @@ class _Sampling:
             inside = self._bounded(at, length)
             if self.zeros:
                 weights.append(emit.cast(emit.binary("eq", at, inside, _F32, torch.bool), _F32))
-            row = emit.binary("mul", index, self._number(length, _I64), _I64)
-            index = emit.binary("add", row, emit.cast(inside, _I64), _I64)
-        values = emit.gather(rows, index, 0)
+            insides.append(inside)
+        values = emit.gather(rows, self._index(insides, batch), 0)
         if not weights:
             return values
         weight = functools.reduce(lambda left, right: emit.binary("mul", left, right, _F32), weights)
         return emit.binary("mul", values, emit.unsqueeze(weight, [rank]), _F32)
+
+    def _index(self, places: list[Value], batch: Length) -> Value:
+        """Numbers of the elements at whole places [N, ...], f32 along each axis, in the table of all of them.
+
+        Not by products of places as integers, where f32 is exact: tract takes a known integer that something is
+        multiplied by for a mask of it, and the conditions that come of this in deformable attention have no end.
+        """
+        emit, size = self.emit, product(self.lengths)
+        between = list(range(1, places[0].rank))
+        if isinstance(size, int) and size <= _EXACT:
+            within = places[0]
+            for place, length in zip(places[1:], self.lengths[1:], strict=True):
+                within = emit.binary("add", emit.binary("mul", within, self._number(length, _F32), _F32), place, _F32)
+            first = emit.binary("mul", emit.range(0, batch, _I64), size, _I64)
+            return emit.binary("add", emit.unsqueeze(first, between), emit.cast(within, _I64), _I64)
+        index = emit.unsqueeze(emit.range(0, batch, _I64), between)
+        for place, length in zip(places, self.lengths, strict=True):
+            row = emit.binary("mul", index, self._number(length, _I64), _I64)
+            index = emit.binary("add", row, emit.cast(place, _I64), _I64)
+        return index
 
 
 @_emits(_aten.affine_grid_generator.default)

@@ -1,6 +1,7 @@
 """Blocks moved, windows laid out, and samples of images, against PyTorch, at sizes that were not traced."""
 
 import itertools
+import re
 
 import pytest
 from op_harness import Case, build, build_and_run, compare, floats
@@ -81,6 +82,14 @@ CASES = [
         OTHER_GRIDS,
         1e-5,
     ),
+    Case(
+        "grid_sample_of_one_size",
+        sampled,
+        (IMAGE, GRID),
+        {(0, 0): "B", (1, 0): "B"},
+        ((floats(3, 8, 6, 10, seed=5), floats(3, 5, 4, 2, seed=6) * 2),),
+        1e-5,
+    ),
     fixed("grid_sample_volume", sampled_volume, VOLUME, floats(1, 2, 3, 4, 3)),
     fixed("affine_grid", affine, floats(2, 2, 3)),
     fixed("affine_grid_volume", lambda theta: F.affine_grid(theta, (2, 1, 2, 3, 4), False), floats(2, 3, 4)),
@@ -96,6 +105,19 @@ def archives(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_agrees_with_torch(case, archives):
     compare(case, archives / case.name)
+
+
+def test_places_in_an_image_are_counted_without_products_of_integers(archives):
+    """Of those tract makes masks, and of those of deformable attention it makes them for minutes."""
+    text = (archives / "grid_sample_of_one_size" / "model" / "graph.nnef").read_text()
+    parts = {line.split(" = ")[0].strip(): line.split(" = ")[1] for line in text.splitlines() if " = " in line}
+    moved, whole = {"x1"}, set()
+    for name, value in parts.items():
+        used = set(re.findall(r"\w+", value))
+        moved |= {name} if used & moved else set()
+        whole |= {name} if 'to="i64"' in value or (value.startswith("add(") and used & whole) else set()
+        assert not (value.startswith("mul(") and used & whole & moved), f"{name} = {value}"
+    assert whole & moved
 
 
 def test_a_way_that_tract_does_otherwise_is_refused(tmp_path):

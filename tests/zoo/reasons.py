@@ -8,10 +8,6 @@ _ASKS: Final = "its forward asks for a tensor's value"
 
 REASONS: Final[dict[str, str]] = {
     "canine": "torch.export fixes the length, as characters are pooled in whole blocks",
-    "deformable_detr": (
-        "tract takes more than four minutes to load deformable attention of two layers over four levels of features; "
-        "one layer, or three levels of a smaller picture, are right"
-    ),
     "encodec": f"{_ASKS} (how much to pad, computed in tensors)",
     "funnel": "torch.export fixes the length, as relative positions are pooled in Python",
     "led": f"{_ASKS} (whether any token has global attention)",
