@@ -164,7 +164,7 @@ class Lowering:
         if key not in self._bindings:
             name = self._namer.unique(label)
             self._bindings[key] = WeightBinding(label=label, name=name, fqn=None, shape=shape, value=tensor)
-        return Value(Name(self._bindings[key].name), shape, tensor.dtype)
+        return Value(Name(self._bindings[key].name), shape, tensor.dtype, known=True, filled=True)
 
     # Layers
 

@@ -5,7 +5,7 @@ to tensors have the tensors' dtype, and dtypes are made equal by casts.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -59,7 +59,10 @@ class Builder:
         named = {key: self._argument(value) for key, value in kwargs.items()}
         key = repr((op, arguments, named))
         if key not in self._known:
-            values = [Value(Name(self._namer.unique(self.base)), tuple(shape), dtype) for shape, dtype in outs]
+            given = list(_values((args, kwargs)))
+            known, filled = (all(getattr(value, kind, False) for value in given) for kind in ("known", "filled"))
+            told = {"known": known, "filled": filled and op != "tract_core_range"}
+            values = [Value(Name(self._namer.unique(self.base)), tuple(shape), dtype, **told) for shape, dtype in outs]
             self.body.append(Assign(tuple(value.name.text for value in values), op, arguments, named))
             self._known[key] = values
         return list(self._known[key])
@@ -112,13 +115,29 @@ class Builder:
         literal = self.literal(number, dtype)
         if not shape and isinstance(literal, Value):
             return literal
-        return self.call("tract_core_broadcast", literal, out=(shape, dtype), shape=dims(shape))
+        return self._once_filled(self.call("tract_core_broadcast", literal, out=(shape, dtype), shape=dims(shape)))
+
+    def _once_filled(self, value: Value) -> Value:
+        return self.unseen(value) if value.filled and not value.dtype.is_floating_point else value
+
+    def unseen(self, value: Value) -> Value:
+        """The same tensor, of which tract does not see what numbers are in it.
+
+        It takes whole numbers and booleans that it knows to be 0 or 1 everywhere for masks: of a product with them, or
+        a choice by them, it keeps the other operand alone, in the shape that this one has. Where lengths are numbers
+        it does not.
+        """
+        axis = next((axis for axis, length in enumerate(value.shape) if not isinstance(length, int)), None)
+        if axis is None:
+            return value
+        return self.gather(value, self.range(0, value.shape[axis], torch.int64), axis)
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         """Convert a tensor; nothing is written when it has the dtype."""
         if value.dtype is dtype:
             return value
-        return self.call("tract_core_cast", value, out=(value.shape, dtype), to=tract_dtype(dtype))
+        result = self.call("tract_core_cast", value, out=(value.shape, dtype), to=tract_dtype(dtype))
+        return self.unseen(result) if value.known and value.dtype is torch.bool else self._once_filled(result)
 
     def wide(self, value: Value) -> Value:
         """The tensor in f32 where it is f16: for what tract sums up in the dtype of its operands, as torch does not.
@@ -141,7 +160,11 @@ class Builder:
         """`op(left, right)` computed in `dtype` and broadcast as torch does; `result` is the dtype that comes out."""
         a, b = self.aligned([left, right], dtype)
         shape = broadcast_shapes(*(x.shape for x in (a, b) if isinstance(x, Value)))
-        return self.call(op, a, b, out=(shape, result or dtype))
+        value = self.call(op, a, b, out=(shape, result or dtype))
+        by_zero = op == "mul" and any(is_number(x) and x == 0 for x in (left, right))
+        by_bits = op == "tract_core_bitand" and any(isinstance(x, Value) and x.filled for x in (left, right))
+        # What these give tract may know without the other operand.
+        return self._once_filled(replace(value, filled=True)) if by_zero or by_bits else value
 
     def aligned(self, operands: Sequence[Operand], dtype: torch.dtype) -> list[Any]:
         """Operands of one dtype and, but for numbers and tensors of rank 0, of one rank. At least one is a tensor."""
@@ -221,7 +244,8 @@ class Builder:
         new = tuple(shape)
         if len(new) == value.rank and all(map(same, value.shape, new)):
             return value
-        return self.call("tract_core_broadcast", self.raised(value, len(new)), out=(new, value.dtype), shape=dims(new))
+        raised = self.raised(value, len(new))
+        return self._once_filled(self.call("tract_core_broadcast", raised, out=(new, value.dtype), shape=dims(new)))
 
     def slice(self, value: Value, axis: int, begin: Length, end: Length, stride: int = 1) -> Value:
         """`value[begin:end:stride]` along one axis; 0 <= begin <= end <= length, stride > 0."""
@@ -335,6 +359,14 @@ class Builder:
         rows = self.reshape(rows, out[0])
         rank = len(shape)
         return self.transpose(rows, [*range(rank - 2), rank - 1, rank - 2]) if value.transposed else rows
+
+
+def _values(operand: Any) -> Iterator[Value | Name]:  # noqa: ANN401 - operands, and lists and dicts of them
+    if isinstance(operand, list | tuple | dict):
+        for item in operand.values() if isinstance(operand, dict) else operand:
+            yield from _values(item)
+    elif isinstance(operand, Value | Name):
+        yield operand
 
 
 def _added_axes(small: Shape, large: Shape) -> list[int] | None:

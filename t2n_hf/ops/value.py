@@ -21,7 +21,8 @@ class Value:
     """A tensor of the written graph.
 
     `block` names the block format of a stored weight ("q4_0"; None for anything else). Such a weight has the shape that
-    torch sees; `transposed` tells that it is stored with its last two axes swapped.
+    torch sees; `transposed` tells that it is stored with its last two axes swapped. `known` tells that it comes from
+    literals, constants and counting alone, `filled` that it does so without counting.
     """
 
     name: Name
@@ -29,6 +30,8 @@ class Value:
     dtype: torch.dtype
     block: str | None = None
     transposed: bool = False
+    known: bool = False
+    filled: bool = False
 
     @property
     def rank(self) -> int:

@@ -1,8 +1,9 @@
-"""Lengths that are calculated: halves, remainders and places, at odd lengths and at short ones."""
+"""What tract calculates by itself: lengths (halves, remainders), and tensors that are full of one number."""
 
 import pytest
 import torch
 from op_harness import Case, build_and_run, compare, floats
+from torch import nn
 
 pytestmark = pytest.mark.tract
 
@@ -34,6 +35,45 @@ CASES = [
     free("rolled_back_further", lambda x: x.roll(-2, 0), least=1, others=(1, 2, 3, 7)),
     free("rolled_further", lambda x: x.roll((5, 1), (0, 1)), least=1, others=(1, 2, 4, 7)),
     free("rolled_by_one", lambda x: torch.cat([x.roll(1, 0), x.roll(-1, 0)], 1), least=1, others=(1, 2, 7)),
+]
+
+# Numbers that tract knows: of a product with ones, or a choice by them, it keeps the shape of the other operand.
+N = torch.arange(12).reshape(2, 6) % 5
+
+
+class Ones(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ones", torch.ones(1, 1, dtype=torch.long))
+
+    def forward(self, x):
+        ones = self.ones.expand(x.shape)
+        return ones * 3, ones.float().mul(2).sum(1)
+
+
+def known(name, function):
+    """One input [B, S] of integers."""
+    others = ((torch.arange(27).reshape(3, 9) % 7,), (torch.arange(4).reshape(1, 4),))
+    return Case(name, function, (N,), {(0, 0): "B", (0, 1): "S"}, others)
+
+
+CASES += [
+    known("ones_as_floats", lambda x: (torch.ones_like(x).float() * 3).sum(1)),
+    known("ones_by_column", lambda x: torch.ones_like(x) * x.sum(1, keepdim=True)),
+    known("column_by_ones", lambda x: x.sum(1, keepdim=True) // torch.ones_like(x)),
+    known("zeros_by_number", lambda x: torch.zeros_like(x) * 3),
+    known("ones_by_ones", lambda x: torch.ones_like(x)[:, None] * torch.ones_like(x)[:, :, None]),
+    known("floats_as_ones", lambda x: torch.ones(x.shape).long() * 3),
+    known("chosen_by_ones", lambda x: torch.where(torch.ones_like(x).bool(), 1.0, 2.0)),
+    known("true_and_column", lambda x: torch.ones(x.shape, dtype=torch.bool) & (x.sum(1)[:, None] > 3)),
+    known("ones_of_a_buffer", Ones()),
+    known("ones_of_a_constant", lambda x: torch.tensor([[1]]).expand(x.shape) * 3),
+    known("ones_of_an_input", lambda x: (x * 0 + 1) * 3),
+    known("zeros_of_floats", lambda x: (x.float() * 0).long() * 3),
+    known("zeros_of_bits", lambda x: (x & 0) * 3),
+    known("places_within", lambda x: (torch.arange(x.shape[1]) < x.shape[1]).float() * 2),
+    known("even_places", lambda x: (torch.arange(x.shape[1]) * 2 % 2 == 0).float() * 2),
+    known("places_of_zero", lambda x: (torch.arange(x.shape[1]) * 0 + 1) * 3),
 ]
 
 
