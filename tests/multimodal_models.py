@@ -38,7 +38,7 @@ SIZES = {
 TILED = ("smolvlm", "idefics3", "idefics2")
 # Pixels of a side of what one feature stands for, in models that take pictures of any size.
 SQUARES = {"mistral3": 16, "lighton_ocr": 16, "pixtral": 8}
-GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 
 
 def _qwen(name: str, vision: dict[str, Any], text: dict[str, Any]) -> Any:
@@ -84,6 +84,20 @@ def qwen3_vl_moe() -> Any:
     """Qwen3-VL with experts."""
     text = {"head_dim": 16, "rope": {"mrope_interleaved": True}, **models.EXPERTS}
     return _qwen("Qwen3VLMoe", dict(_DEEP), text)
+
+
+def qwen3_5() -> Any:
+    """Qwen3.5: layers of linear attention keep states."""
+    vision = {name: value for name, value in _DEEP.items() if name != "deepstack_visual_indexes"}
+    linear = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+    }
+    rope = {"mrope_interleaved": True, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    return _qwen("Qwen3_5", vision, {"head_dim": 16, "rope": rope, **linear})
 
 
 def gemma3() -> Any:
@@ -274,6 +288,7 @@ MODELS = {
         qwen2_5_vl,
         qwen3_vl,
         qwen3_vl_moe,
+        qwen3_5,
     )
 }
 

@@ -15,12 +15,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches import WholeCache, cache_parameter, cache_shapes
+from t2n_hf.hf.caches import WholeCache, cache_parameter
 from t2n_hf.hf.griffin import griffin_states
 from t2n_hf.hf.own_caches import own_cache
 from t2n_hf.hf.recurrence import begins_anew
 from t2n_hf.hf.rotary import rope_switch
-from t2n_hf.hf.states import KEY_VALUE_LENGTH, LayerStates, StateCache, keeps_states, states_of
+from t2n_hf.hf.states import KEY_VALUE_LENGTH, LayerStates, StateCache
+from t2n_hf.hf.tasks.layout import cache_example, cache_layout, cache_names
 from t2n_hf.hf.tasks.settings import capture_settings, last_position_only, layer_lists, takes
 from t2n_hf.trace.interface import Interface
 
@@ -188,10 +189,13 @@ def causal_interface(model: PreTrainedModel, options: CausalOptions) -> Interfac
     extra = _masks(model) if options.mask else ()
     layout = _layout(model)
     kept = [named for states in layout for named in states.named()]
-    names = [f"{name}_{number}" for number, states in enumerate(layout) for name, _ in states.named()]
+    names = cache_names(layout)
     grows = [grown for states in layout for grown in states.grows()]
     rows = _BATCH if options.batch else 1
-    caches = [_example(shape, rows, grown, options.dtype) for (_, shape), grown in zip(kept, grows, strict=True)]
+    caches = [
+        cache_example(shape, rows, _PAST if grown else None, options.dtype)
+        for (_, shape), grown in zip(kept, grows, strict=True)
+    ]
     sizes = _Sizes(options, has_past=any(grows))
     module = _CausalLM(model, layout, all_logits=options.all_logits)
     return Interface(
@@ -289,12 +293,4 @@ def _layout(model: PreTrainedModel) -> tuple[LayerStates, ...]:
         return own.layout(model)
     if cache_parameter(model.forward) is None:
         return ()
-    if keeps_states(model):
-        with capture_settings(model):
-            return states_of(model)
-    return tuple(LayerStates((shape.key(0), shape.value(0))) for shape in cache_shapes(model.config))
-
-
-def _example(shape: tuple[int, ...], rows: int, grown: bool, dtype: torch.dtype) -> torch.Tensor:
-    rest = (*shape[1:KEY_VALUE_LENGTH], _PAST, *shape[KEY_VALUE_LENGTH + 1 :]) if grown else shape[1:]
-    return torch.zeros(rows, *rest, dtype=dtype)
+    return cache_layout(model)

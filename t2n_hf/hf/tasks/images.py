@@ -21,6 +21,8 @@ _REFUSED: Final = {
     "mllama": "attends to images through layers of its own, instead of putting their features among tokens",
     "kosmos-2": "says by image_embeds_position_mask, not by a token, where features go",
     "blip-2": "hides its language model, and that one's cache, behind a forward without a cache",
+    "granite_speech": "attends to sounds in blocks, and masks the last one by what is left of the length",
+    "granite_speech_plus": "attends to sounds in blocks, and masks the last one by what is left of the length",
     "instructblip": "reads the instruction while it makes features of the image",
     "gemma3n": "gives each layer embeddings of its own of the tokens",
     "gemma4": "gives each layer embeddings of its own of the tokens",
@@ -60,8 +62,9 @@ class ImageModel:
         self._model, self._name = model, name
         self.encoder = FeatureEncoder(model, make)
         # One image: models go through several with a Python loop.
-        self.example = main_input(model, name, None).example[:1]
-        self.dims: Mapping[int, Any] = {}
+        given = main_input(model, name, None)
+        self.example = given.example[:1]
+        self.dims: Mapping[int, Any] = {axis: dim for axis, dim in given.dims.items() if axis > 0}
         if _is_sized(model):
             side = _square(model)
             self.example = self.example.new_zeros(1, self.example.shape[1], _HEIGHT * side, _WIDTH * side)

@@ -1,6 +1,6 @@
 """The graphs behind an encoder of images or sounds: "embedding" puts features among tokens, "decoder" goes on."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, final
@@ -10,7 +10,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches import WholeCache, cache_parameter, cache_shapes
+from t2n_hf.hf.caches import WholeCache, cache_parameter
+from t2n_hf.hf.recurrence import begins_anew
+from t2n_hf.hf.states import KEY_VALUE_LENGTH, LayerStates, StateCache
+from t2n_hf.hf.tasks.layout import cache_example, cache_layout, cache_names
 from t2n_hf.hf.tasks.rows import AllRows
 from t2n_hf.hf.tasks.seen_ahead import image_masks, prefix_masks
 from t2n_hf.hf.tasks.settings import capture_settings, last_position_only, layer_lists, takes
@@ -85,11 +88,20 @@ class _Embedding(nn.Module):
 class _Decoder(nn.Module):
     """The language model over embeddings."""
 
-    def __init__(self, model: PreTrainedModel, cache_name: str, mixing: Mixing, *, all_logits: bool) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache_name: str,
+        mixing: Mixing,
+        layout: Sequence[LayerStates],
+        *,
+        all_logits: bool,
+    ) -> None:
         super().__init__()
         self.model = model
         self._cache_name = cache_name
         self._mixing = mixing
+        self._layout = tuple(layout)
         self._all_logits = all_logits
         self._keeps = takes(model.forward, "logits_to_keep")
 
@@ -101,8 +113,8 @@ class _Decoder(nn.Module):
         `more` are features [1, S, width] for the first layers, three positions [3, 1, S] i64 of each token, and which
         tokens stand for an image, [1, S] i64: those that the model takes.
         """
-        mixing, cache = self._mixing, WholeCache(caches)
-        past, left = caches[0].shape[2], list(more)
+        mixing, cache, left = self._mixing, self._cache(caches), list(more)
+        past = self._past_length(caches)
         arguments: dict[str, Any] = {self._cache_name: cache, "use_cache": True, "return_dict": True}
         told: dict[str, Any] = {}
         if mixing.deep:
@@ -128,6 +140,15 @@ class _Decoder(nn.Module):
                 stack.enter_context(_told(self.model.base_model.language_model, told))  # type: ignore[arg-type]
             logits = self.model(inputs_embeds=inputs_embeds, **arguments).logits
         return (logits, *cache.tensors())
+
+    def _cache(self, caches: list[torch.Tensor]) -> WholeCache | StateCache:
+        if all(states.count and not states.fixed for states in self._layout):
+            return WholeCache(caches)
+        return StateCache([tensor.clone() for tensor in caches], self._layout)  # states are written to in place
+
+    def _past_length(self, caches: list[torch.Tensor]) -> int:
+        grows = [grown for states in self._layout for grown in states.grows()]
+        return next((cache.shape[KEY_VALUE_LENGTH] for cache, grown in zip(caches, grows, strict=True) if grown), 0)
 
 
 @contextmanager
@@ -181,11 +202,20 @@ def decoder_interface(
     cache_name = cache_parameter(model.forward)
     if cache_name is None:
         raise ConfigError(f"{type(model).__name__} takes no key/value cache, which {task.name} needs")
-    shapes = cache_shapes(model.config)
-    caches = [torch.zeros(side(_PAST), dtype=dtype) for shape in shapes for side in (shape.key, shape.value)]
+    layout = cache_layout(model)
+    if begins_anew(model) or not any(states.attention for states in layout):
+        raise ConfigError(
+            f"the decoder of {type(model).__name__} forgets its state at every call of several tokens, or attends to "
+            "nothing at all, which is supported in models of text only"
+        )
+    kept = [shape for states in layout for _, shape in states.named()]
+    grows = [grown for states in layout for grown in states.grows()]
+    caches = [
+        cache_example(shape, 1, _PAST if grown else None, dtype) for shape, grown in zip(kept, grows, strict=True)
+    ]
     limit = {} if max_context is None else {"max": max(_NEW + _PAST, max_context - 2)}
     new, past = torch.export.Dim("S", min=1, **limit), torch.export.Dim("P", min=0, **limit)
-    sides = [f"{side}_{i}" for i in range(len(shapes)) for side in ("key", "value")]
+    names = cache_names(layout)
     bound = () if max_context is None else (f"S+P < {max_context + 1}",)
     more = {name: (torch.zeros(1, _NEW, mixing.width, dtype=dtype), {1: new}) for name in mixing.deep}
     if mixing.three_positions:
@@ -193,17 +223,22 @@ def decoder_interface(
     if mixing.sees == "image":
         more[MARKS] = (torch.tensor([[0, 1, 1, 0, 1]]), {1: new})
     return Interface(
-        module=_Decoder(model, cache_name, mixing, all_logits=all_logits),
+        module=_Decoder(model, cache_name, mixing, layout, all_logits=all_logits),
         args=(torch.zeros(1, _NEW, mixing.width, dtype=dtype), caches, [example for example, _ in more.values()]),
-        dynamic_shapes=({1: new}, [{2: past}] * len(caches), [dims for _, dims in more.values()]),
-        input_names=("inputs_embeds", *(f"in_cache_{side}" for side in sides), *more),
-        output_names=("outputs", *(f"out_cache_{side}" for side in sides)),
+        dynamic_shapes=(
+            {1: new},
+            [{KEY_VALUE_LENGTH: past} if grown else None for grown in grows],
+            [dims for _, dims in more.values()],
+        ),
+        input_names=("inputs_embeds", *(f"in_cache_{name}" for name in names), *more),
+        output_names=("outputs", *(f"out_cache_{name}" for name in names)),
         asserts=("P >= 0", "S >= 1", *bound, "tg: S==1", "pp: P==0"),
         layers=layer_lists(model),
         task=task.name,
         weight_owner=model,
         prefix="model",
         context=_captured(model),
+        precise=frozenset(f"in_cache_{name}" for name in names if name.startswith("state")),
         extra={"max_context": max_context, "all_logits": all_logits},
     )
 
