@@ -34,6 +34,7 @@ SIZES = {
     "gemma3": 4,
     "paligemma": 16,
     "paligemma2": 16,
+    "voxtral": 10,
 }
 TILED = ("smolvlm", "idefics3", "idefics2")
 # Pixels of a side of what one feature stands for, in models that take pictures of any size.
@@ -263,6 +264,14 @@ def ovis2() -> Any:
     return _built("Ovis2", vision_config=vision, text_config=text, hidden_size=64, vocab_size=256, **_TOKEN, **places)
 
 
+def voxtral() -> Any:
+    """Voxtral: sounds of one length."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 256}
+    audio = {**sizes, **heads, "num_mel_bins": 16, "max_source_positions": 40}
+    return _built("Voxtral", audio_config=audio, text_config=dict(_LLAMA), hidden_size=64, audio_token_id=PLACEHOLDER)
+
+
 MODELS = {
     make.__name__: make
     for make in (
@@ -289,6 +298,7 @@ MODELS = {
         qwen3_vl,
         qwen3_vl_moe,
         qwen3_5,
+        voxtral,
     )
 }
 
@@ -328,6 +338,8 @@ def _pictures(
         sizes = torch.tensor(grids) * SQUARES[name]
         high, wide = sizes.amax(0).tolist()
         return {"pixel_values": torch.randn(len(grids), 3, high, wide, generator=generator), "image_sizes": sizes}
+    if name == "voxtral":
+        return {"input_features": torch.randn(len(grids), 16, 80, generator=generator)}
     side = 64 if name == "got_ocr2" else 32
     pictures = torch.randn(len(grids), 3, side, side, generator=generator)
     # Processors fill up tiles with zeros, which mean nothing.

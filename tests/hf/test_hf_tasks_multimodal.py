@@ -102,6 +102,9 @@ REFUSED = {
     "LlavaNext": "number of tiles that depends on its size",
     "Mllama": "attends to images through layers of its own",
     "Kosmos2": "image_embeds_position_mask",
+    "Florence2": "reads images among tokens",
+    "GraniteSpeech": "masks the last one by what is left",
+    "Qwen2Audio": "has no method that makes features",
     "Lfm2Vl": "spatial_shapes, pixel_attention_mask",
 }
 

@@ -23,6 +23,8 @@ KNOWN = {
     "VisionEncoderDecoderModel": ("VisionEncoderDecoderConfig", "image-text-to-text"),
     "LlavaForConditionalGeneration": ("LlavaConfig", "image-text-to-text"),
     "Gemma3ForConditionalGeneration": ("Gemma3Config", "image-text-to-text"),
+    "Qwen3VLForConditionalGeneration": ("Qwen3VLConfig", "image-text-to-text"),
+    "VoxtralForConditionalGeneration": ("VoxtralConfig", "audio-text-to-text"),
     "Qwen2AudioForConditionalGeneration": ("Qwen2AudioConfig", "audio-text-to-text"),
     "BertForMaskedLM": ("BertConfig", "fill-mask"),
     "BertForQuestionAnswering": ("BertConfig", "question-answering"),

@@ -43,8 +43,13 @@ def encoder_decoder_pipeline(
 ) -> Pipeline:
     """Describe an encoder-decoder model; `max_context` bounds the decoder's S + P. No weight is read.
 
-    Raises ConfigError for a model whose decoder keeps no keys and values.
+    Raises ConfigError for a model whose decoder keeps no keys and values, and one whose encoder mixes images and text.
     """
+    if task.name == "image-text-to-text" and model.main_input_name == "input_ids":
+        raise ConfigError(
+            f"the encoder of {type(model).__name__} reads images among tokens, which is not supported; its text alone "
+            "exports with task='text2text-generation'"
+        )
     cache_name = cache_parameter(model.forward)
     if cache_name is None:
         raise ConfigError(f"{type(model).__name__} takes no key/value cache, which {task.name} needs")

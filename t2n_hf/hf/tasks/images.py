@@ -17,19 +17,20 @@ __all__ = ["FeatureEncoder", "ImageModel", "refuse_by_name", "refused"]
 
 # What models do with features, or beside them, that three graphs of the common kind would leave out.
 _REFUSED: Final = {
-    "ovis2": "puts embeddings of its own in the places of indicator tokens around each image",
-    "mllama": "attends to images through layers of its own, instead of putting their features among tokens",
-    "kosmos-2": "says by image_embeds_position_mask, not by a token, where features go",
     "blip-2": "hides its language model, and that one's cache, behind a forward without a cache",
+    "gemma3n": "gives each layer embeddings of its own of the tokens",
+    "gemma4": "gives each layer embeddings of its own of the tokens",
     "granite_speech": "attends to sounds in blocks, and masks the last one by what is left of the length",
     "granite_speech_plus": "attends to sounds in blocks, and masks the last one by what is left of the length",
     "instructblip": "reads the instruction while it makes features of the image",
-    "gemma3n": "gives each layer embeddings of its own of the tokens",
-    "gemma4": "gives each layer embeddings of its own of the tokens",
+    "kosmos-2": "says by image_embeds_position_mask, not by a token, where features go",
     "llama4": "reads, in its forward, an output that its language model lacks (transformers 5.24)",
     "llava_next": "cuts a picture into a number of tiles that depends on its size",
     "llava_next_video": "cuts a picture into a number of tiles that depends on its size",
     "llava_onevision": "cuts a picture into a number of tiles that depends on its size",
+    "mllama": "attends to images through layers of its own, instead of putting their features among tokens",
+    "ovis2": "puts embeddings of its own in the places of indicator tokens around each image",
+    "video_llava": "takes pictures as pixel_values_images, beside videos",
 }
 
 
