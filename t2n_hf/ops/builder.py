@@ -61,8 +61,11 @@ class Builder:
         if key not in self._known:
             given = list(_values((args, kwargs)))
             known, filled = (all(getattr(value, kind, False) for value in given) for kind in ("known", "filled"))
-            told = {"known": known, "filled": filled and op != "tract_core_range"}
-            values = [Value(Name(self._namer.unique(self.base)), tuple(shape), dtype, **told) for shape, dtype in outs]
+            filled = filled and op != "tract_core_range"
+            values = [
+                Value(Name(self._namer.unique(self.base)), tuple(shape), dtype, known=known, filled=filled)
+                for shape, dtype in outs
+            ]
             self.body.append(Assign(tuple(value.name.text for value in values), op, arguments, named))
             self._known[key] = values
         return list(self._known[key])

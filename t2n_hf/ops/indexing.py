@@ -28,7 +28,7 @@ def index_select(emit: Emit, x: Value, dim: int, index: Value) -> Value:
     axis = axis_of(dim, x.rank)
     if x.rank == 0:
         return x
-    return emit.gather(x, emit.cast(index, torch.int64), axis)
+    return emit.gather(x, emit.reshape(emit.cast(index, torch.int64), emit.shape[axis : axis + 1]), axis)
 
 
 @_emits(_aten.gather.default)
@@ -38,6 +38,8 @@ def gather(emit: Emit, x: Value, dim: int, index: Value, **_: object) -> Value:
         return emit.broadcast(x, index.shape)
     axis = axis_of(dim, x.rank)
     index = emit.cast(index, torch.int64)
+    if index.rank == 0:  # one place of a list
+        return emit.gather(x, index, axis)
     return emit.call("tract_core_gather_elements", x, index, out=(index.shape, x.dtype), axis=axis)
 
 

@@ -149,13 +149,17 @@ def scatter(emit: Emit, x: Value, dim: int, index: Value, source: Operand, *, re
         return emit.cast(scatter(emit, emit.cast(x, torch.int64), dim, index, numbers, reduce=reduce), torch.bool)
     if x.rank == 0:
         return emit.reshape(scatter(emit, *_ranked(emit, x, dim, index, source), reduce=reduce), ())
+    if index.rank == 0:
+        x, dim, index, source = _ranked(emit, x, dim, index, source)
     values = _values(emit, x, index, source)
     return _scatter(emit, x, axis_of(dim, x.rank), index, values, _REDUCTIONS.get(reduce, ""))
 
 
 def _ranked(emit: Emit, x: Value, dim: int, index: Value, source: Operand) -> tuple[Value, int, Value, Operand]:
     """The arguments of a scatter into one number, as tensors of rank 1."""
-    parts = [emit.reshape(part, (1,)) if isinstance(part, Value) else part for part in (x, index, source)]
+    parts = [
+        emit.reshape(part, (1,)) if isinstance(part, Value) and part.rank == 0 else part for part in (x, index, source)
+    ]
     return parts[0], 0, parts[1], parts[2]  # type: ignore[return-value]
 
 
@@ -177,6 +181,8 @@ def scatter_reduce(
     if x.rank == 0:
         x, dim, index, source = _ranked(emit, x, dim, index, source)  # type: ignore[assignment]
         return emit.reshape(scatter_reduce(emit, x, dim, index, source, reduce, include_self=include_self), ())
+    if index.rank == 0:
+        x, dim, index, source = _ranked(emit, x, dim, index, source)  # type: ignore[assignment]
     axis = axis_of(dim, x.rank)
     values = _values(emit, x, index, source)
     start = x if include_self else _scatter(emit, x, axis, index, emit.full(index.shape, _neutral(reduce, x), x.dtype))

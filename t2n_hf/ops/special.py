@@ -6,6 +6,7 @@ from typing import Final
 import torch
 
 from t2n_hf.ops.comparison import compare
+from t2n_hf.ops.dims import broadcast_shapes
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.table import EMITTERS
 from t2n_hf.ops.value import Operand, Value
@@ -203,7 +204,9 @@ def cosine_similarity(emit: Emit, left: Value, right: Value, dim: int = 1, eps: 
         product = emit.binary("mul", x, y, kind)
         return emit.reduce("sum_reduce", product, [axis] if rank else [], keepdim=True)
 
-    a, b = emit.raised(a, rank), emit.raised(b, rank)
+    # A vector that is one number stands for as many as the other one has.
+    shape = broadcast_shapes(a.shape, b.shape)
+    a, b = emit.broadcast(a, shape), emit.broadcast(b, shape)
     units = [emit.binary("div", x, emit.binary("max", emit.unary("sqrt", over(x, x)), eps, kind), kind) for x in (a, b)]
     result = over(*units)
     return emit.squeeze(result, [axis]) if rank else result

@@ -81,6 +81,8 @@ STATISTICS = [
     one("prod_of_bool", lambda x: (x > -1).prod(-1)),
     one("numbers_of_rank_zero", lambda x: (x.sum().softmax(0), x.sum().logsumexp(0), x.sum().max(0))),
     two("cosine_similarity", lambda x, y: torch.cosine_similarity(x, y, -1)),
+    two("cosine_similarity_with_a_number", lambda x, y: torch.cosine_similarity(x, y[:, :, :1] * 2, -1)),
+    two("cosine_similarity_of_ranks", lambda x, y: torch.cosine_similarity(x, y.sum(), -1)),
     two("cosine_similarity_of_zeros", lambda x, y: torch.cosine_similarity(x * 0, y, 1)),
     two("cdist", lambda x, y: torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")),
     two("cdist_one", lambda x, y: torch.cdist(x, y, 1.0)),

@@ -34,6 +34,24 @@ AT, TO = torch.tensor([1, 0, -1]), torch.tensor([0, -1, 2])
 TWICE = torch.tensor([1, 1, 0])
 M = ints(2, 5, high=2).bool()
 
+ROW, PLACE = floats(7), torch.tensor(2)
+
+
+def row(name, function):
+    """A list of free length, and one place in it that is a number."""
+    return Case(name, function, (ROW, PLACE), {(0, 0): "S"}, ((floats(9, seed=1), PLACE + 1),), least=4)
+
+
+NUMBERS = [
+    row("scattered_at_one_place", lambda x, at: x.scatter(0, at, 7.0)),
+    row("scattered_one_number", lambda x, at: x.scatter(0, at, x[0])),
+    row("added_at_one_place", lambda x, at: x.scatter_add(-1, at, x[3])),
+    row("largest_at_one_place", lambda x, at: x.scatter_reduce(0, at, x[3], "amax")),
+    row("gathered_from_one_place", lambda x, at: x.gather(0, at)),
+    row("selected_at_one_place", lambda x, at: x[:, None].index_select(0, at)),
+    row("filled_at_one_place", lambda x, at: x.index_fill(0, at, 3.0)),
+]
+
 PUTS = [
     fixed("put_after_a_whole_axis", lambda x, v: put(None, AT)(x, v), X, floats(2, 3, 4)),
     fixed("put_after_two_whole_axes", lambda x, v: put(None, None, AT)(x, v), X, floats(3)),
@@ -107,7 +125,7 @@ RULES = [
     one("tril_indices", lambda x: torch.tril_indices(3, 4, -1) + x.shape[1]),
     one("triu_indices", lambda x: torch.triu_indices(4, 3, 1) + x.shape[1]),
 ]
-CASES = PUTS + SCATTERS + RULES
+CASES = NUMBERS + PUTS + SCATTERS + RULES
 
 
 @pytest.fixture(scope="module")
