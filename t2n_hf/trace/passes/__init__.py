@@ -24,6 +24,7 @@ PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
     expand_vmaps,
     replace_writes,
     drop_aliases,
+    drop_dead_code,  # what nobody uses must not keep others from being joined
     fuse_rms_norm,
     fuse_rope,
     float_masks,
