@@ -125,17 +125,20 @@ def trace_layer(layer: nn.Module, arguments: Arguments, where: str, name: str) -
 
 
 def _likely_places(places: list[int], layer: nn.Module, arguments: Arguments) -> list[int]:
-    """The leaves that the layer will use, if it uses its own part of a cache that has a key and a value for each layer.
+    """The leaves that the layer will use, if it uses its own part of a cache that has a part for each layer.
+
+    That is a child of the cache, or a key and a value where the children are leaves.
 
     To trace a layer takes time for each tensor that it is given; a tensor that is left out and used after all is seen.
     """
     index = layer_index(layer)
     left_out: set[int] = set()
     for argument in arguments.arguments:
-        count = argument.stop - argument.start
-        if not argument.is_leaf and index is not None and count > _MANY and 2 * index + 1 < count:
-            mine = argument.start + 2 * index
-            left_out |= set(range(argument.start, argument.stop)) - {mine, mine + 1}
+        if argument.is_leaf or index is None or argument.stop - argument.start <= _MANY:
+            continue
+        parts = _parts(argument, 2)
+        if index < len(parts):
+            left_out |= set(range(argument.start, argument.stop)) - set(parts[index])
     return [at for at in places if at not in left_out]
 
 

@@ -5,11 +5,19 @@ import pytest
 import torch
 from models import SHAPE, build, m1
 from recurrent_models import RECURRENT, WITHOUT_MASK, quieter, recurrent
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Lfm2Config, Lfm2ForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
+)
 
 from t2n_hf import TractModelForCausalLM, export_nnef
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.tasks import interface_of
+from t2n_hf.trace import tracing
 from t2n_hf.trace.capture import capture
 from t2n_hf.tract.runner import TractRunner
 
@@ -69,6 +77,17 @@ def test_layers_that_keep_different_numbers_of_tensors_are_not_taken_for_each_ot
     captured = capture(interface_of(model), torch.float32, "pieces")
     assert [call.piece for call in captured.calls.values()] == [0, 0, 1, 0, 0, 1]
     compare(model, export_nnef(model, tmp_path / "export", check=False).archive)
+
+
+def test_a_layer_of_states_is_traced_with_its_own_part_of_the_cache_at_once(monkeypatch):
+    """Two traces of each kind of layer; a trace that is given the tensors of another layer has to be made again."""
+    traces = []
+    make_fx = tracing.make_fx
+    monkeypatch.setattr(tracing, "make_fx", lambda *args, **options: traces.append(1) or make_fx(*args, **options))
+    config = RwkvConfig(vocab_size=256, hidden_size=32, num_hidden_layers=5, rescale_every=0)
+    captured = capture(interface_of(build(RwkvForCausalLM, config)), torch.float32, "pieces")
+    assert [call.piece for call in captured.calls.values()] == [0, 1, 1, 1, 1]  # the first one has a norm more
+    assert len(traces) == 3
 
 
 def test_latent_attention_is_right_in_tract(tmp_path):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
+from t2n_hf.trace.swap import attributes_replaced, plain_tensors_kept, tensors_of, tensors_replaced
 
 
 def twice():
@@ -46,3 +46,12 @@ def test_a_dict_of_tensors_that_a_forward_fills_is_as_it_was():
         cache |= {"known": torch.zeros(2), "late": torch.zeros(2), "count": 2}
     assert module[0].cache is cache
     assert cache == {"known": table, "count": 2}
+
+
+def test_attributes_are_replaced_for_a_while():
+    layer = nn.Linear(2, 2)
+    before = dict(vars(layer))
+    with pytest.raises(RuntimeError, match="inside"), attributes_replaced(layer, {"forward": len, "in_features": 5}):
+        assert (layer([1, 2, 3]), layer.in_features) == (3, 5)
+        raise RuntimeError("inside")
+    assert vars(layer) == before
