@@ -7,9 +7,12 @@ what exports, quantizes folders, runs archives or talks to the Hub is imported w
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from t2n_hf.hf.config import T2NConfig
-from t2n_hf.hf.materialize import materialize
-from t2n_hf.hf.quantizer import register
+from t2n_hf.garbage import collection_paused
+
+with collection_paused():
+    from t2n_hf.hf.config import T2NConfig
+    from t2n_hf.hf.materialize import materialize
+    from t2n_hf.hf.quantizer import register
 
 if TYPE_CHECKING:
     from t2n_hf.export import export_nnef
@@ -62,7 +65,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name means
     """Import what is used for the first time."""
     if name not in _LATER:
         raise AttributeError(f"module 't2n_hf' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATER[name]), name)
+    with collection_paused():
+        return getattr(importlib.import_module(_LATER[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "t2n_hf"
 
 LAYERS = [
     {"errors"},
-    {"dtypes", "atomic", "views"},
+    {"dtypes", "atomic", "garbage", "views"},
     {"nnef", "store", "residency"},
     {"contract"},
     {"registry"},

@@ -4,7 +4,6 @@ Exit codes: 0 done, 1 failed (one message on stderr), 2 wrong usage, 130 interru
 """
 
 import gc
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from t2n_hf.cli.imports import import_command
 from t2n_hf.errors import T2NError
 
 __all__ = ["COMMANDS", "app", "main"]
@@ -35,7 +35,7 @@ class CommandEntry:
         """Import the function and make a command of it."""
         module, _, function = self.target.partition(":")
         alone = typer.Typer(add_completion=False)
-        alone.command(help=self.summary)(getattr(importlib.import_module(module), function))
+        alone.command(help=self.summary)(getattr(import_command(module), function))
         return get_command(alone)
 
 

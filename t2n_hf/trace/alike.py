@@ -19,7 +19,7 @@ __all__ = ["ALIKE_OP", "groups_of", "inputs_restored", "spread"]
 _FEW: Final = 4  # so many inputs that are alike are worth a call
 
 
-@torch.library.custom_op("t2n_hf::alike", mutates_args=())
+@torch.library.custom_op("t2n_hf::alike", mutates_args=(), tags=torch.Tag.flexible_layout)
 def _alike(like: torch.Tensor, count: int) -> list[torch.Tensor]:
     raise RuntimeError("t2n_hf::alike stands for inputs while a model is captured; it cannot be executed")
 

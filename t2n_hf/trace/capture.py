@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import sympy
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from t2n_hf.errors import CaptureError, ConfigError, T2NError
 from t2n_hf.trace.alike import inputs_restored
@@ -137,7 +138,8 @@ _RECURRENT_LISTS: Final = r"The tensor attributes? (self\.[\w.]*_flat_weights\[\
 
 def _export(flat: FlatInterface, asserts: tuple[str, ...]) -> torch.export.ExportedProgram:
     try:
-        with _no_partial_graphs(), warnings.catch_warnings():
+        # Nothing runs these graphs, so that no pass has to make Python code of them.
+        with _no_partial_graphs(), _use_lazy_graph_module(True), warnings.catch_warnings():
             warnings.filterwarnings("ignore", _RECURRENT_LISTS)
             return export_with_lengths(flat.module, *flat.firsts, asserts)
     except (T2NError, PieceError):

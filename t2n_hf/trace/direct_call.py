@@ -47,9 +47,10 @@ def call_like(seen: SeenCall, target: Any, args: Sequence[Any]) -> list[torch.Te
         return None
     recorded, tracer.record_stack_traces = tracer.record_stack_traces, False
     try:
-        call = tracer.create_node("call_function", target, nodes, {}, name=target.overloadpacket.__name__)
-        call.meta["val"] = list(seen.results)
-        return [_item(call, place, result, tracer) for place, result in enumerate(seen.results)]
+        with torch._C.DisableTorchFunction():
+            call = tracer.create_node("call_function", target, nodes, {}, name=target.overloadpacket.__name__)
+            call.meta["val"] = list(seen.results)
+            return [_item(call, place, result, tracer) for place, result in enumerate(seen.results)]
     finally:
         tracer.record_stack_traces = recorded
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from t2n_hf.errors import ConfigError, FormatError
-from t2n_hf.trace.piece_by_piece_serialize import deserialize_args, serialize_one, type_as_str_with_info
+from t2n_hf.trace.piece_by_piece_serialize import deserialize_args, kind_and_leaves
 
 __all__ = [
     "Argument",
@@ -249,10 +249,9 @@ def bind(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], whe
     ]
     for name, value in zip(names, _values(bound), strict=True):
         try:
-            kind, flat = type_as_str_with_info(value), serialize_one(value, name, where)
+            kind, flat = kind_and_leaves(value, f"argument {name!r} of {where}")
         except (ConfigError, FormatError) as error:
             raise PieceError(str(error)) from error
-        flat = flat if isinstance(flat, list) else [flat]
         arguments.append(Argument(name, len(leaves), len(leaves) + len(flat), kind))
         leaves.extend(flat)
     return Arguments(bound, tuple(arguments), leaves)

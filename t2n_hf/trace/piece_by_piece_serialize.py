@@ -17,6 +17,7 @@ raises FormatError.
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = [
     "deserialize_args",
     "deserialize_args_kwargs",
     "extract_names_from_schema",
+    "kind_and_leaves",
     "make_copy",
     "serialize_args",
     "serialize_one",
@@ -54,8 +56,13 @@ _LEAVES: Final[dict[str, tuple[type, ...]]] = {
 _TREE: Final = "___"
 
 
-def _leaf_name(obj: object) -> str | None:
-    return next((name for name, kinds in _LEAVES.items() if isinstance(obj, kinds)), None)
+def _leaf_name(obj: Any) -> str | None:  # noqa: ANN401 - any object
+    return _leaf_name_of(type(obj))
+
+
+@lru_cache(maxsize=256)
+def _leaf_name_of(kind: type) -> str | None:
+    return next((name for name, kinds in _LEAVES.items() if issubclass(kind, kinds)), None)
 
 
 def extract_names_from_schema(schema: str) -> list[str]:
@@ -132,11 +139,16 @@ def type_as_str_with_info(obj: Any) -> str:  # noqa: ANN401 - any pytree
     The name of a leaf ("Tensor", "None", "bool", "int", "float", ...), or the structure of a container
     (`tree_spec_as_name`). Raises ConfigError for an object that is neither.
     """
+    return kind_and_leaves(obj, f"an object of type {type(obj).__qualname__}")[0]
+
+
+def kind_and_leaves(obj: Any, what: str) -> tuple[str, list[Any]]:  # noqa: ANN401 - any pytree
+    """Give `type_as_str_with_info(obj)`, and its leaves: one for a leaf. `what` it is goes into the error."""
     leaf = _leaf_name(obj)
     if leaf is not None:
-        return leaf
-    _flat, spec = _flatten(obj, f"an object of type {type(obj).__qualname__}")
-    return tree_spec_as_name(spec, spec.num_leaves)
+        return leaf, [obj]
+    flat, spec = _flatten(obj, what)
+    return tree_spec_as_name(spec, spec.num_leaves), flat
 
 
 def _flatten(obj: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:  # noqa: ANN401 - any pytree

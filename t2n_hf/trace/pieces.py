@@ -25,7 +25,7 @@ from t2n_hf.trace.watchers import watched_from_outside
 __all__ = ["LAYER_OP", "PieceRecorder"]
 
 
-@torch.library.custom_op("t2n_hf::layer", mutates_args=())
+@torch.library.custom_op("t2n_hf::layer", mutates_args=(), tags=torch.Tag.flexible_layout)
 def _layer(call: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     raise RuntimeError("t2n_hf::layer stands for a layer while a model is captured; it cannot be executed")
 
@@ -78,9 +78,10 @@ class _Kind:
         changed = [leaf + shift.get(leaf, 0) for leaf in self.traced.changed]
         if not all(0 <= leaf < len(arguments.leaves) for leaf in (*inputs, *changed)):
             return None
-        for mine, other in zip(self.traced.inputs, inputs, strict=True):
-            if shape_of(self.arguments.leaves[mine]) != shape_of(arguments.leaves[other]):
-                return None
+        with torch._C.DisableTorchFunction():  # the modes of the trace would see each shape that is asked for
+            for mine, other in zip(self.traced.inputs, inputs, strict=True):
+                if shape_of(self.arguments.leaves[mine]) != shape_of(arguments.leaves[other]):
+                    return None
         return inputs, changed
 
 
