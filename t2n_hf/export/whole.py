@@ -92,8 +92,15 @@ def _generate(
         for _ in range(_TOKENS):
             last = opaque_to_final_tensor(pipeline.answer(inputs, tokens))
             logits.append(last.numpy())
-            tokens = torch.cat([tokens, last.argmax(-1, keepdim=True)], dim=1)
+            tokens = torch.cat([tokens, _next(last, pipeline.placeholder)], dim=1)
     return tokens.numpy(), logits
+
+
+def _next(logits: torch.Tensor, placeholder: int | None) -> torch.Tensor:
+    """The likeliest token of each row of `logits` [B, V], as [B, 1]: no placeholder, for it would stand for nothing."""
+    if placeholder is not None and placeholder < logits.shape[-1]:
+        logits = logits.index_fill(-1, torch.tensor([placeholder]), -torch.inf)
+    return logits.argmax(-1, keepdim=True)
 
 
 def _rows(pipeline: Pipeline, inputs: Mapping[str, torch.Tensor]) -> int:
