@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from t2n_hf.trace.stand_ins import attributes_kept, in_scope, without_asserts
+from t2n_hf.trace.stand_ins import attributes_kept, in_scope, with_assignments, without_asserts
 
 
 def measure(values: Any) -> int:
@@ -87,6 +87,27 @@ def test_asserts_are_left_out_of_a_method_that_uses_super_and_a_variable_around_
     assert forward(module, x, least=0).item() == 2 * (5 + 0 + 4)
     with pytest.raises(AssertionError, match="too much"):
         module(x)
+
+
+@doubled
+def decided(x):
+    large = x.sum().item() > 3
+    return x + 10 if large else x
+
+
+def test_a_name_is_assigned_something_else():
+    assert with_assignments(decided, {"large": "x.ndim == 1"})(torch.ones(2)).tolist() == [22, 22]
+    assert decided(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_what_is_assigned_may_come_from_another_scope():
+    changed = in_scope(with_assignments(decided, {"large": "asked()"}), {"asked": lambda: True})
+    assert changed(torch.ones(1)).tolist() == [22]
+
+
+def test_a_name_that_is_not_assigned_is_refused():
+    with pytest.raises(KeyError, match="decided assigns no small"):
+        with_assignments(decided, {"small": "True"})
 
 
 def test_lines_of_a_function_without_asserts_are_those_of_its_file():

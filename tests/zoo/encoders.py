@@ -138,7 +138,7 @@ MODELS: Final = (
         true_hidden_size=32,
         intra_bottleneck_size=32,
     ),
-    _encoder("longformer", "LongformerForMaskedLM", "LongformerConfig", attention_window=8, pad_token_id=1),
+    _encoder("longformer", "LongformerForMaskedLM", "LongformerConfig", attention_window=12, pad_token_id=1),
     _encoder("big_bird", "BigBirdForMaskedLM", "BigBirdConfig", attention_type="original_full"),
     _encoder(
         "nystromformer", "NystromformerForMaskedLM", "NystromformerConfig", segment_means_seq_len=64, num_landmarks=64

@@ -15,6 +15,7 @@ from t2n_hf.hf.own_caches import own_cache
 from t2n_hf.hf.recurrence import capturable_recurrences
 from t2n_hf.hf.rotary import capturable_rotary
 from t2n_hf.hf.routed_experts import capturable_experts
+from t2n_hf.hf.windows import capturable_windows
 
 __all__ = [
     "capture_settings",
@@ -52,8 +53,8 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
         maybe_install_capturing_hooks(model)
         stack.enter_context(capturable_rotary(model))
         stack.enter_context(capturable_recurrences(model))
-        stack.enter_context(capturable_experts(model))
-        stack.enter_context(capturable_forwards(model))
+        for capturable in (capturable_experts, capturable_forwards, capturable_windows):
+            stack.enter_context(capturable(model))
         yield
 
 

@@ -1,0 +1,174 @@
+"""Attention in windows of models that cut a sequence into blocks, in a form that can be captured at every length.
+
+Longformer and LED pad a sequence to whole windows, and LongT5 to whole blocks, by numbers that depend on the length;
+the first two also look up which tokens see all others. While a model is captured, its windows are attention with a
+mask: the same numbers, for the square of the length in time.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from functools import cache
+from types import MethodType
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from t2n_hf.errors import CaptureError
+from t2n_hf.trace.stand_ins import in_scope, with_assignments
+from t2n_hf.trace.swap import attributes_replaced
+
+__all__ = ["capturable_windows"]
+
+# Whether tokens that see all others were asked for in the call that is running.
+_GLOBAL: ContextVar[bool] = ContextVar("t2n_hf_windows_global", default=False)
+
+
+@contextmanager
+def capturable_windows(model: nn.Module) -> Iterator[None]:
+    """Let attention in windows run without cutting the sequence; all modules are as before after any exit."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            methods = _methods(type(module))  # type: ignore[arg-type]
+            if methods:
+                bound = {name: MethodType(method, module) for name, method in methods.items()}
+                stack.enter_context(attributes_replaced(module, bound))
+        yield
+
+
+@cache
+def _methods(kind: type[nn.Module]) -> Mapping[str, Callable[..., Any]]:
+    """The methods that stand in for those of a class; the same ones for all its modules, so that layers are alike."""
+    name = kind.__name__
+    if name in {"LongformerSelfAttention", "LEDEncoderSelfAttention"}:
+        return {"forward": _near_or_global}
+    if name == "LongformerModel":
+        return {"forward": _noting(kind.forward), "_pad_to_window_size": _not_padded}
+    if name == "LongformerEncoder":
+        forward = with_assignments(kind.forward, {"is_global_attn": "globals_asked()"})
+        return {"forward": in_scope(forward, {"globals_asked": _GLOBAL.get})}
+    if name == "LEDEncoder":
+        asked = {"is_global_attn": "global_attention_mask is not None"}
+        return {"forward": with_assignments(kind.forward, asked), "_pad_to_window_size": _not_padded}
+    if name == "LongT5LocalAttention":
+        return {"forward": _in_blocks}
+    if name == "LongT5Stack":
+        return {"forward": in_scope(kind.forward, {"_get_local_attention_mask": _mask_itself})}
+    return {}
+
+
+def _noting(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward` that notes whether it was given a mask of tokens that see all others."""
+    signature = inspect.signature(forward)
+
+    def noting(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the model's own
+        given = signature.bind(self, *args, **kwargs).arguments.get("global_attention_mask")
+        token = _GLOBAL.set(given is not None)
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            _GLOBAL.reset(token)
+
+    return noting
+
+
+def _not_padded(_self: nn.Module, *, pad_token_id: int, **given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as it is called
+    return (0, *given.values())
+
+
+def _heads(x: torch.Tensor, count: int) -> torch.Tensor:
+    """[B, S, width] -> [B, heads, S, size]."""
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def _distances(length: int) -> torch.Tensor:
+    """How far behind the token of its row that of its column is, [S, S] i64."""
+    places = torch.arange(length)
+    return places[None, :] - places[:, None]
+
+
+def _near_or_global(  # noqa: PLR0917 - the signature that callers know
+    self: Any,  # noqa: ANN401 - a class of transformers
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor,
+    is_index_masked: torch.Tensor,
+    is_index_global_attn: torch.Tensor,
+    is_global_attn: bool,
+    output_attentions: bool = False,
+) -> Any:  # noqa: ANN401 - what the layer gives
+    """States [B, S, width]; masks [B, S], that of attention 0 where a token is seen by those near it alone."""
+    _refuse_weights(self, output_attentions)
+    query, key, value = (_heads(part(hidden_states), self.num_heads) for part in (self.query, self.key, self.value))
+    near = _distances(hidden_states.shape[1]).abs() <= self.one_sided_attn_window_size
+    seen = near & (attention_mask == 0)[:, None, None, :]
+    if is_global_attn:
+        seen = seen | is_index_global_attn[:, None, None, :]
+    result = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+    if is_global_attn:
+        parts = (self.query_global, self.key_global, self.value_global)
+        query, key, value = (_heads(part(hidden_states), self.num_heads) for part in parts)
+        whole = F.scaled_dot_product_attention(query, key, value, attn_mask=~is_index_masked[:, None, None, :])
+        result = torch.where(is_index_global_attn[:, None, :, None], whole, result)
+    result = result.masked_fill(is_index_masked[:, None, :, None], 0.0)
+    return (result.transpose(1, 2).flatten(2),)
+
+
+def _refuse_weights(layer: nn.Module, asked: bool) -> None:
+    if asked:
+        raise CaptureError(
+            f"the weights of {type(layer).__name__} are those of its windows, which are not cut while a model is "
+            "captured; export it with output_attentions=False"
+        )
+
+
+def _mask_itself(attention_mask: torch.Tensor, _block: int, device: torch.device) -> torch.Tensor:
+    return attention_mask.to(device)
+
+
+def _in_blocks(
+    self: Any,  # noqa: ANN401 - a class of transformers
+    hidden_states: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    output_attentions: bool = False,
+) -> Any:  # noqa: ANN401 - what the layer gives
+    """States [B, S, width], the mask of what is no padding [B, S], and the first layer's bias [B or 1, heads, S, S].
+
+    A token sees those near it in its own block and the two beside it; one of padding sees all of these alike, and as
+    many zeros as they lack to be whole.
+    """
+    _refuse_weights(self, output_attentions)
+    length = hidden_states.shape[1]
+    query, key, value = (_heads(part(hidden_states), self.n_heads) for part in (self.q, self.k, self.v))
+    blocks = torch.arange(length) // self.block_len
+    beside = (blocks[None, :] - blocks[:, None]).abs() <= 1
+    if position_bias is None:
+        position_bias = _bias_in_blocks(self, mask, length, beside)
+    result = F.scaled_dot_product_attention(query, key, value, attn_mask=position_bias.to(query.dtype), scale=1.0)
+    if mask is not None:
+        share = beside.sum(-1).to(result.dtype) / (3 * self.block_len)
+        result = torch.where((mask > 0)[:, None, :, None], result, result * share[:, None])
+    return self.o(result.transpose(1, 2).flatten(2)), position_bias
+
+
+def _bias_in_blocks(layer: Any, mask: torch.Tensor | None, length: int, beside: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - a class of transformers
+    distances = _distances(length)
+    bias = torch.zeros(1, layer.n_heads, length, length)
+    if layer.has_relative_attention_bias:
+        buckets = layer._relative_position_bucket(
+            distances,
+            bidirectional=not layer.is_decoder,
+            num_buckets=layer.relative_attention_num_buckets,
+            max_distance=layer.relative_attention_max_distance,
+        )
+        bias = layer.relative_attention_bias(buckets).permute(2, 0, 1)[None]
+    if mask is not None:
+        seen = (mask > 0)[:, None, :, None] & (mask > 0)[:, None, None, :] & (distances.abs() < layer.block_len)
+        bias = bias + torch.where(seen, 0.0, _UNSEEN)
+    return torch.where(beside, bias, torch.finfo(bias.dtype).min)
+
+
+_UNSEEN: Final = -1e10  # LongT5's own number: of a row that sees nothing, all others vanish beside it
