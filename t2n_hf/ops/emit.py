@@ -9,14 +9,14 @@ import sympy
 import torch
 from torch import fx
 
-from t2n_hf.errors import EmitError
+from t2n_hf.errors import EmitError, T2NError
 from t2n_hf.nnef.ir import Assign, Name
 from t2n_hf.nnef.names import Namer
 from t2n_hf.nnef.versions import version_key
 from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.builder import Builder
 from t2n_hf.ops.dims import Shape, length_of, same
-from t2n_hf.ops.table import COMPLEX_EMITTERS, Emitter, EmitterTable
+from t2n_hf.ops.table import COMPLEX_EMITTERS, Emitter, EmitterTable, place_of
 from t2n_hf.ops.value import ComplexValue, Value, is_number
 
 __all__ = ["Emit", "EmitOptions", "module_of", "python_name", "source_line"]
@@ -129,11 +129,19 @@ class Emit(Builder):
         if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
             # A layer, and what takes one of several results, hand on whatever they are given.
             emitter = self._complex_emitter(node) if _is_complex(args, kwargs, result) else emitter
-        self.env[node] = self._checked(emitter(self, *args, **kwargs), result)
+        self.env[node] = self._checked(self._emitted(emitter, args, kwargs), result)
         if node in self.final_names:
             self._refuse_complex(self.env[node], self.final_names[node])
             self.env[node] = self._renamed(self.env[node], self.final_names[node], start)
         self._node, self.base, self.site = outer
+
+    def _emitted(self, emitter: Emitter, args: Any, kwargs: Any) -> Any:  # noqa: ANN401 - what an emitter takes and gives
+        try:
+            return emitter(self, *args, **kwargs)
+        except T2NError:
+            raise
+        except Exception as error:
+            raise self.refuse(f"its emitter, {place_of(emitter)}, failed: {type(error).__name__}: {error}") from error
 
     def _complex_emitter(self, node: fx.Node) -> Emitter:
         emitter = COMPLEX_EMITTERS.get(node.target)
@@ -189,7 +197,9 @@ class Emit(Builder):
             return [self._checked(value, fake) for value, fake in zip(written, expected, strict=True)]
         if isinstance(written, ComplexValue) and expected.dtype.is_complex:
             return ComplexValue(self._checked(written.real, expected), self._checked(written.imag, expected))
-        if written is None or not isinstance(written, Value):
+        if not isinstance(written, Value):
+            if written is None and isinstance(expected, torch.Tensor):
+                raise self.refuse(f"its emitter gave None where torch has {expected.dtype} {self.shape_of(expected)}")
             return written
         shape, dtype = self.shape_of(expected), self.float_type(expected.dtype)
         fits = len(shape) == written.rank and all(

@@ -35,9 +35,9 @@ def rewrites_used(model: nn.Module) -> Iterator[None]:
         for module in model.modules() if declared else ():
             name = f"{type(module).__module__}.{type(module).__qualname__}"
             if name in declared:
-                own = vars(module)
+                own, rewrite = vars(module), declared_function(REWRITES_GROUP, name)
                 stack.callback(_put_back, own, own.get("forward"))
-                own["forward"] = MethodType(declared_function(REWRITES_GROUP, name), module)  # type: ignore[arg-type]
+                own["forward"] = MethodType(rewrite, module)  # type: ignore[arg-type]
         yield
 
 

@@ -9,7 +9,7 @@ import torch
 from test_plugins_readme import ROOT, installed, run
 from torch import nn
 
-from t2n_hf.errors import ConfigError, MissingEmittersError, TagClashError
+from t2n_hf.errors import ConfigError, EmitError, MissingEmittersError, TagClashError
 from t2n_hf.export import export_nnef
 from t2n_hf.export.lower import emitter_table
 from t2n_hf.ops.plugins import declared_emitters
@@ -36,6 +36,11 @@ DOUBLE = torch.ops.t2n_hf_tests.double.default
 class Doubling(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return double(double(x)) + torch.special.i0(x)
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return double(x)
 
 
 class Tripled(nn.Module):
@@ -121,6 +126,32 @@ def test_what_is_declared_and_is_no_function_is_said(declare):
     declare("odd-emitter", "t2n_hf.ops", "t2n_hf_tests.double.default", "found = 3\n")
     with pytest.raises(ConfigError, match=r"odd-emitter 1\.0 .*is no function"):
         declared_emitters([DOUBLE])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def found(emit, x):\n    return x.shape[7]\n", "its emitter, bad_tests.found, failed: IndexError"),
+        ("def found(emit, x):\n    pass\n", r"its emitter gave None where torch has torch.float32 \(2, 3\)"),
+    ],
+    ids=["raises", "nothing"],
+)
+def test_an_emitter_that_fails_is_named_with_its_operator(declare, tmp_path, source, message):
+    declare("bad-tests", "t2n_hf.ops", str(DOUBLE), source)
+    module = nn.Sequential(nn.Identity(), Doubled())
+    try:
+        with pytest.raises(EmitError, match=f"{DOUBLE} in module.1: {message}"):
+            export_nnef(module, tmp_path / "out", example_args=(torch.randn(2, 3),))
+    finally:
+        sys.modules.pop("bad_tests", None)
+
+
+def test_a_rewrite_that_does_not_load_is_named_and_changes_nothing(declare):
+    declare("bad-rewrites", "t2n_hf.rewrites", f"{Tripled.__module__}.Tripled", "def other(module, x):\n    return x\n")
+    module = nn.Sequential(Tripled())
+    with pytest.raises(ConfigError, match=r"bad-rewrites 1.0 .*does not load"), rewrites_used(module):
+        pass
+    assert "forward" not in vars(module[0])
 
 
 def test_a_rewrite_is_for_one_class_and_ends_with_the_capture(declare):
