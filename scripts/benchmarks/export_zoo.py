@@ -17,12 +17,16 @@ from zoo import selected
 from t2n_hf import export_nnef
 
 
-def saved(out: Path) -> list[str]:
-    """Save every decoder of the zoo that transformers can load again; give their names."""
+def saved(out: Path, words: list[str]) -> list[str]:
+    """Save the decoders of the zoo, or those models that are named; give the names of those that can be saved."""
     names = []
-    for entry in selected(["decoder"]):
-        entry.make().model.save_pretrained(out / entry.name)
-        names.append(entry.name)
+    for entry in selected(words or ["decoder"]):
+        try:
+            entry.make().model.save_pretrained(out / entry.name)
+        except Exception as error:  # noqa: BLE001 - the other models are still to be measured
+            print(f"{entry.name}: {type(error).__name__}: {error}", file=sys.stderr)
+        else:
+            names.append(entry.name)
     return names
 
 
@@ -39,14 +43,14 @@ def seconds_of(folder: Path, out: Path) -> float | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("folders", nargs="*", help="saved checkpoints; with --save, names of models (default: all)")
     parser.add_argument("--save", type=Path, help="save the decoders here, and print their names, instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.save is not None:
-        print(json.dumps(saved(arguments.save)))
+        print(json.dumps(saved(arguments.save, arguments.folders)))
         return 0
-    folders = arguments.folders
+    folders = [Path(name) for name in arguments.folders]
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "export"
         seconds_of(folders[0], out)

@@ -56,8 +56,8 @@ _LEAVES: Final[dict[str, tuple[type, ...]]] = {
 _TREE: Final = "___"
 
 
-def _leaf_name(obj: Any) -> str | None:  # noqa: ANN401 - any object
-    return _leaf_name_of(type(obj))
+def _leaf_name(obj: object) -> str | None:
+    return _leaf_name_of(type(obj))  # type: ignore[arg-type] # a class can be hashed
 
 
 @lru_cache(maxsize=256)
