@@ -15,6 +15,16 @@ IMAGE = {
     "image_size": 32,
     "patch_size": 8,
 }
+T5: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
 BART: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 64,
@@ -34,9 +44,7 @@ BART: dict[str, Any] = {
 
 def t5(**changes: Any) -> Any:
     """T5: relative positions, a scaled head tied to the embeddings."""
-    options = {"vocab_size": VOCABULARY, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}
-    config = hf.T5Config(**{**options, "num_decoder_layers": 2, "decoder_start_token_id": 0, **changes})
-    return models.build(hf.T5ForConditionalGeneration, config)
+    return models.build(hf.T5ForConditionalGeneration, hf.T5Config(**{**T5, **changes}))
 
 
 def bart() -> Any:

@@ -4,36 +4,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
+from pipeline_models import BART, T5
 
 from zoo.entry import VOCABULARY, Entry, PlainModule, built, config_of, token_ids
 
 __all__ = ["DECODED", "MODELS", "padded", "text_pair"]
 
-_T5: Final = {
-    "vocab_size": VOCABULARY,
-    "d_model": 64,
-    "d_kv": 16,
-    "d_ff": 128,
-    "num_layers": 2,
-    "num_decoder_layers": 2,
-    "num_heads": 4,
-    "decoder_start_token_id": 0,
-}
-_BART: Final = {
-    "vocab_size": VOCABULARY,
-    "d_model": 64,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 128,
-    "decoder_ffn_dim": 128,
-    "max_position_embeddings": 64,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
 DECODED: Final = {0: "B", 1: "T"}
 
 
@@ -70,33 +46,33 @@ def _translator(name: str, model: str, config: str, base: Mapping[str, Any], **o
 
 
 MODELS: Final = (
-    _translator("t5", "T5ForConditionalGeneration", "T5Config", _T5),
-    _translator("mt5", "MT5ForConditionalGeneration", "MT5Config", _T5, feed_forward_proj="gated-gelu"),
-    _translator("umt5", "UMT5ForConditionalGeneration", "UMT5Config", _T5),
-    _translator("longt5", "LongT5ForConditionalGeneration", "LongT5Config", _T5, local_radius=4),
+    _translator("t5", "T5ForConditionalGeneration", "T5Config", T5),
+    _translator("mt5", "MT5ForConditionalGeneration", "MT5Config", T5, feed_forward_proj="gated-gelu"),
+    _translator("umt5", "UMT5ForConditionalGeneration", "UMT5Config", T5),
+    _translator("longt5", "LongT5ForConditionalGeneration", "LongT5Config", T5, local_radius=4),
     _translator(
         "switch_transformers",
         "SwitchTransformersForConditionalGeneration",
         "SwitchTransformersConfig",
-        _T5,
+        T5,
         num_experts=4,
         num_sparse_encoder_layers=1,
         num_sparse_decoder_layers=1,
     ),
-    _translator("bart", "BartForConditionalGeneration", "BartConfig", _BART),
-    _translator("mbart", "MBartForConditionalGeneration", "MBartConfig", _BART),
-    _translator("marian", "MarianMTModel", "MarianConfig", _BART),
-    _translator("pegasus", "PegasusForConditionalGeneration", "PegasusConfig", _BART),
-    _translator("plbart", "PLBartForConditionalGeneration", "PLBartConfig", _BART),
-    _translator("mvp", "MvpForConditionalGeneration", "MvpConfig", _BART),
-    _translator("m2m100", "M2M100ForConditionalGeneration", "M2M100Config", _BART),
-    _translator("blenderbot", "BlenderbotForConditionalGeneration", "BlenderbotConfig", _BART),
-    _translator("blenderbot_small", "BlenderbotSmallForConditionalGeneration", "BlenderbotSmallConfig", _BART),
+    _translator("bart", "BartForConditionalGeneration", "BartConfig", BART),
+    _translator("mbart", "MBartForConditionalGeneration", "MBartConfig", BART),
+    _translator("marian", "MarianMTModel", "MarianConfig", BART),
+    _translator("pegasus", "PegasusForConditionalGeneration", "PegasusConfig", BART),
+    _translator("plbart", "PLBartForConditionalGeneration", "PLBartConfig", BART),
+    _translator("mvp", "MvpForConditionalGeneration", "MvpConfig", BART),
+    _translator("m2m100", "M2M100ForConditionalGeneration", "M2M100Config", BART),
+    _translator("blenderbot", "BlenderbotForConditionalGeneration", "BlenderbotConfig", BART),
+    _translator("blenderbot_small", "BlenderbotSmallForConditionalGeneration", "BlenderbotSmallConfig", BART),
     _translator(
         "fsmt",
         "FSMTForConditionalGeneration",
         "FSMTConfig",
-        {**_BART, "vocab_size": None},
+        {**BART, "vocab_size": None},
         src_vocab_size=VOCABULARY,
         tgt_vocab_size=VOCABULARY,
     ),
@@ -104,7 +80,7 @@ MODELS: Final = (
         "led",
         "LEDForConditionalGeneration",
         "LEDConfig",
-        {**_BART, "max_position_embeddings": None},
+        {**BART, "max_position_embeddings": None},
         attention_window=8,
         max_encoder_position_embeddings=64,
         max_decoder_position_embeddings=64,
@@ -113,7 +89,7 @@ MODELS: Final = (
         "prophetnet",
         "ProphetNetForConditionalGeneration",
         "ProphetNetConfig",
-        {**_BART, "d_model": None, "encoder_layers": None, "decoder_layers": None},
+        {**BART, "d_model": None, "encoder_layers": None, "decoder_layers": None},
         hidden_size=64,
         num_encoder_layers=2,
         num_decoder_layers=2,
@@ -124,7 +100,7 @@ MODELS: Final = (
         "nllb_moe",
         "NllbMoeForConditionalGeneration",
         "NllbMoeConfig",
-        _BART,
+        BART,
         num_experts=4,
         encoder_sparse_step=2,
         decoder_sparse_step=2,

@@ -8,6 +8,7 @@ patches, each square one feature. What depends on the size is then computed from
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final, final
 
 import torch
@@ -78,7 +79,7 @@ class GridModel:
         self.depth = self.encoder.depth
         linear = [layer for layer in self._visual.merger.modules() if isinstance(layer, nn.Linear)]
         self._width = linear[-1].out_features
-        values = self._visual.patch_embed.proj.weight[0].numel()
+        values = prod(self._visual.patch_embed.proj.weight.shape[1:])
         self.example = torch.zeros(_HEIGHT, _WIDTH, self._merge**2, values)
         least = 1 if self._merge > 1 else 2
         self.dims: Mapping[int, Any] = {0: torch.export.Dim("H", min=least), 1: torch.export.Dim("W", min=least)}
