@@ -14,7 +14,7 @@ from t2n_hf.export.fragments import FragmentPlan, plan_fragment
 from t2n_hf.export.lowered import Lowered, WeightBinding, WeightFormatInfo
 from t2n_hf.export.nesting import nested
 from t2n_hf.nnef.ir import Assign, Document, External, Fragment, Name, Variable
-from t2n_hf.nnef.names import Namer
+from t2n_hf.nnef.names import OPERATORS, Namer
 from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.dims import dims
 from t2n_hf.ops.emit import Emit, EmitOptions, python_name
@@ -72,7 +72,7 @@ class Lowering:
         graph = self.captured
         self._symbols = {symbol: sympy.Symbol(name, integer=True) for symbol, name in graph.symbols.items()}
         self._namer = Namer([*graph.symbols.values(), *(name for _, name in (*graph.inputs, *graph.outputs))])
-        self._fragment_namer = Namer()
+        self._fragment_namer = Namer(OPERATORS)
         self._bodies = Bodies(self._fragment_namer, graph.symbols.values())
         self._emit = self._new_emit(self._namer)
 
@@ -264,7 +264,11 @@ class Lowering:
         for written in self._written.values():
             if replace(written.fragment, name=fragment.name) == fragment:
                 return written.fragment
-        return replace(fragment, name=self._fragment_namer.unique(piece.name))
+        return replace(fragment, name=self._fragment_namer.unique(_not_of_tract(piece.name)))
+
+
+def _not_of_tract(name: str) -> str:
+    return f"_{name}" if name.startswith("tract_") else name
 
 
 def _leaf_names(piece: Piece) -> dict[fx.Node, str]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["RESERVED", "Namer", "identifier", "is_identifier", "member_problem"]
+__all__ = ["OPERATORS", "RESERVED", "Namer", "identifier", "is_identifier", "member_problem"]
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_WORD: Final = re.compile(r"[^A-Za-z0-9_]+")
@@ -19,6 +19,27 @@ _GRAMMAR: Final = (
 )
 # Words of the grammar, its literals, and the one fragment that tract looks up itself.
 RESERVED: Final = frozenset((*_GRAMMAR, "tract_core_properties"))
+
+# Operators of NNEF: a fragment of such a name would stand for them wherever they are called. Those of tract's own begin
+# with `tract_`.
+OPERATORS: Final = frozenset(
+    (
+        *("external", "variable", "copy", "neg", "rcp", "exp", "log", "sin", "cos", "tan", "asin", "acos", "atan"),
+        *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "abs", "sign", "not", "floor", "ceil", "round", "add"),
+        *("sub", "mul", "div", "pow", "lt", "gt", "le", "ge", "eq", "ne", "and", "or", "sqr", "sqrt", "rsqr", "rsqrt"),
+        *("log2", "min", "max", "clamp", "select", "conv", "deconv", "box", "debox", "argmax_pool", "sample"),
+        *("desample", "nearest_downsample", "area_downsample", "nearest_upsample", "multilinear_upsample"),
+        *("sum_reduce", "min_reduce", "max_reduce", "argmax_reduce", "argmin_reduce", "mean_reduce", "any_reduce"),
+        *("all_reduce", "reshape", "transpose", "concat", "split", "slice", "stack", "unstack", "squeeze", "unsqueeze"),
+        *("pad", "tile", "gather", "cast", "matmul", "update", "sigmoid", "relu", "elu", "selu", "gelu", "silu"),
+        *("prelu", "leaky_relu", "softabs", "softmax", "softplus", "linear", "separable_conv", "separable_deconv"),
+        *("max_pool", "max_pool_with_index", "avg_pool", "rms_pool", "moments", "batch_normalization"),
+        *("l1_normalization", "l2_normalization", "local_response_normalization", "local_mean_normalization"),
+        *("local_variance_normalization", "local_contrast_normalization", "avg_roi_pool", "max_roi_pool"),
+        *("avg_roi_align", "max_roi_align", "linear_quantize", "min_max_linear_quantize", "logarithmic_quantize"),
+        *("zero_point_linear_quantize", "copy_n", "add_n", "recip", "log_one_plus"),
+    )
+)
 
 
 def is_identifier(text: str) -> bool:
