@@ -1,8 +1,8 @@
 """Attention in windows of models that cut a sequence into blocks, in a form that can be captured at every length.
 
 Longformer and LED pad a sequence to whole windows, and LongT5 to whole blocks, by numbers that depend on the length;
-the first two also look up which tokens see all others. While a model is captured, its windows are attention with a
-mask: the same numbers, for the square of the length in time.
+the first two also look up which tokens see all others. CANINE walks over its chunks in Python. While a model is
+captured, its windows are attention with a mask: the same numbers, for the square of the length in time.
 """
 
 import inspect
@@ -53,6 +53,10 @@ def _methods(kind: type[nn.Module]) -> Mapping[str, Callable[..., Any]]:
     if name == "LEDEncoder":
         asked = {"is_global_attn": "global_attention_mask is not None"}
         return {"forward": with_assignments(kind.forward, asked), "_pad_to_window_size": _not_padded}
+    if name == "CanineAttention":
+        return {"forward": _in_chunks}
+    if name == "CanineModel":
+        return {"_downsample_attention_mask": _pooled_mask, "_repeat_molecules": _spread}
     if name == "LongT5LocalAttention":
         return {"forward": _in_blocks}
     if name == "LongT5Stack":
@@ -169,6 +173,42 @@ def _bias_in_blocks(layer: Any, mask: torch.Tensor | None, length: int, beside: 
         seen = (mask > 0)[:, None, :, None] & (mask > 0)[:, None, None, :] & (distances.abs() < layer.block_len)
         bias = bias + torch.where(seen, 0.0, _UNSEEN)
     return torch.where(beside, bias, torch.finfo(bias.dtype).min)
+
+
+def _in_chunks(
+    self: Any,  # noqa: ANN401 - a class of transformers
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    output_attentions: bool | None = False,
+) -> Any:  # noqa: ANN401 - what the layer gives
+    """States [B, S, width] and the mask of what may be seen [B, S, S], within chunks of one length."""
+    width, stride = self.attend_from_chunk_width, self.attend_from_chunk_stride
+    to_first = self.always_attend_to_first_position or self.first_position_attends_to_all
+    alike = (width, stride) == (self.attend_to_chunk_width, self.attend_to_chunk_stride) and width == stride
+    if not self.local or to_first or not alike or attention_mask is None:
+        return type(self).forward(self, hidden_states, attention_mask, output_attentions)
+    _refuse_weights(self, bool(output_attentions))
+    layer = self.self
+    parts = (layer.query, layer.key, layer.value)
+    query, key, value = (_heads(part(hidden_states), layer.num_attention_heads) for part in parts)
+    chunks = torch.arange(hidden_states.shape[1]) // width
+    bias = (1.0 - attention_mask[:, None].float()) * torch.finfo(query.dtype).min
+    # What is masked is seen when there is nothing else, but another chunk is not even then.
+    bias = torch.where(chunks[:, None] == chunks[None, :], bias, -torch.inf)
+    result = F.scaled_dot_product_attention(query, key, value, attn_mask=bias.to(query.dtype))
+    return (self.output(result.transpose(1, 2).flatten(2), hidden_states),)
+
+
+def _pooled_mask(_self: nn.Module, char_attention_mask: torch.Tensor, downsampling_rate: int) -> torch.Tensor:
+    """Which molecules have a character that may be seen, [B, M] f32; max_pool1d would fix the length."""
+    rows = char_attention_mask[:, None, None].float()
+    return F.max_pool2d(rows, (1, downsampling_rate))[:, 0, 0]
+
+
+def _spread(self: Any, molecules: torch.Tensor, char_seq_length: int) -> torch.Tensor:  # noqa: ANN401 - a class of transformers
+    """To each character its molecule [B, M, width], counted after the first; the last one to all that is left."""
+    places = torch.arange(char_seq_length, device=molecules.device) // self.config.downsampling_rate + 1
+    return molecules[:, places.clamp(max=molecules.shape[1] - 1)]
 
 
 _UNSEEN: Final = -1e10  # LongT5's own number: of a row that sees nothing, all others vanish beside it

@@ -6,7 +6,8 @@ import torch
 import transformers as hf
 
 from t2n_hf import export_nnef
-from t2n_hf.errors import CaptureError
+from t2n_hf.errors import CaptureError, ConfigError
+from t2n_hf.hf.tasks import interface_of
 from t2n_hf.hf.windows import capturable_windows
 
 _LAYERS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -31,6 +32,12 @@ _SIDE = {"layers": 2, "attention_heads": 2, "ffn_dim": 32}
 def longt5(kind=hf.LongT5Model, **changes):
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 2}
     return models.build(kind, hf.LongT5Config(vocab_size=64, local_radius=3, **sizes, **changes))
+
+
+def canine(kind=hf.CanineModel):
+    hashes = {"num_hash_buckets": 32, "num_hash_functions": 2, "downsampling_rate": 4, "local_transformer_stride": 6}
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 32}
+    return models.build(kind, hf.CanineConfig(**hashes, **tokens, **_LAYERS))
 
 
 MODELS = {"longformer": longformer, "led": led, "longt5": longt5}
@@ -73,6 +80,18 @@ def test_windows_give_what_those_of_transformers_give(name, length):
     assert_same(model, inputs(model, length))
 
 
+@pytest.mark.parametrize("length", [8, 11, 12, 23])
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_chunks_of_characters_give_what_those_of_transformers_give(padded, length):
+    model = canine()
+    assert_same(model, inputs(model, length, padded=padded))
+
+
+def test_fewer_characters_than_two_groups_are_refused():
+    with pytest.raises(ConfigError, match="max_context=7; CanineModel takes 8 tokens at the least"):
+        interface_of(canine(), max_context=7)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sequence_without_a_mask_has_no_padding(name):
     model = MODELS[name]()
@@ -89,9 +108,9 @@ def test_tokens_that_see_all_others_and_are_seen_by_all(name, places):
     assert not torch.allclose(results(model, given)[0], results(model, local)[0], atol=1e-2)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "canine"])
 def test_models_are_as_before_after_an_error(name):
-    model = MODELS[name]()
+    model = (MODELS | {"canine": canine})[name]()
     before = [dict(vars(module)) for module in model.modules()]
 
     def fail_in_a_capture():
@@ -119,3 +138,9 @@ def test_a_classifier_whose_first_token_sees_all_has_any_length(tmp_path):
 @pytest.mark.tract
 def test_an_encoder_in_blocks_has_any_length(tmp_path):
     assert export_nnef(longt5(hf.LongT5EncoderModel), tmp_path / "out").check == "passed"
+
+
+@pytest.mark.slow
+@pytest.mark.tract
+def test_characters_have_any_length(tmp_path):
+    assert export_nnef(canine(hf.CanineForTokenClassification), tmp_path / "out").check == "passed"

@@ -163,6 +163,6 @@ MODELS: Final = (
         num_hash_buckets=64,
         num_hash_functions=2,
         downsampling_rate=4,
-        local_transformer_stride=8,
+        local_transformer_stride=12,
     ),
 )

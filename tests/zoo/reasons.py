@@ -7,7 +7,6 @@ __all__ = ["FIXED", "REASONS"]
 _ASKS: Final = "its forward asks for a tensor's value"
 
 REASONS: Final[dict[str, str]] = {
-    "canine": "torch.export fixes the length, as characters are pooled in whole blocks",
     "encodec": f"{_ASKS} (how much to pad, computed in tensors)",
     "funnel": "torch.export fixes the length, as relative positions are pooled in Python",
     "mimi": f"{_ASKS} (how much to pad, computed in tensors)",
@@ -19,7 +18,6 @@ REASONS: Final[dict[str, str]] = {
 # Exported with capture="dispatch", by one run at the shapes of the example, which the archive then keeps.
 FIXED: Final = frozenset(
     {
-        "canine",
         "encodec",
         "funnel",
         "mimi",

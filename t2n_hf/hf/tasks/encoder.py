@@ -49,21 +49,23 @@ def encoder_interface(model: PreTrainedModel, task: Task, *, max_context: int | 
     inputs = _inputs(model, task, max_context)
     names = tuple(given.name for given in inputs)
     outputs = _outputs(model, task, names, inputs)
-    symbols = sorted({dim.__name__ for given in inputs for dim in given.dims.values()})
-    bounded = max_context is not None and "S" in symbols
+    dims = {dim.__name__: dim for given in inputs for dim in given.dims.values()}
+    bounds = [f"{symbol} >= {dims[symbol].min if symbol == 'S' else 1}" for symbol in sorted(dims)]
+    if max_context is not None and "S" in dims:
+        bounds.append(f"S < {max_context + 1}")
     return Interface(
         module=_Encoder(model, names, outputs),
         args=([given.example for given in inputs],),
         dynamic_shapes=([dict(given.dims) for given in inputs],),
         input_names=names,
         output_names=outputs,
-        asserts=(*(f"{symbol} >= 1" for symbol in symbols), *((f"S < {max_context + 1}",) if bounded else ())),  # type: ignore[operator]
+        asserts=tuple(bounds),
         layers=layer_lists(model) or tuple(f"model.{name}" for name in outer_lists(model, model)),
         task=task.name,
         weight_owner=model,
         prefix="model",
         context=lambda: capture_settings(model),
-        extra={"max_context": max_context if bounded else None},
+        extra={"max_context": max_context if "S" in dims else None},
     )
 
 
@@ -78,7 +80,11 @@ def _inputs(model: PreTrainedModel, task: Task, longest: int | None) -> list[Mod
     missing = [name for name in names if not takes(model.forward, name)]
     if missing:
         raise ConfigError(f"{type(model).__name__}.forward takes no {', '.join(missing)}, which {task.name} needs")
-    tokens = token_inputs(tuple(names), "S", longest, batch)
+    # CANINE sees characters in groups, of which the last one stands for all that is left.
+    fewest = max(1, 2 * int(getattr(model.config, "downsampling_rate", None) or 0))
+    if longest is not None and longest < fewest:
+        raise ConfigError(f"max_context={longest}; {type(model).__name__} takes {fewest} tokens at the least")
+    tokens = token_inputs(tuple(names), "S", longest, batch, fewest)
     with_image = takes(model.forward, "pixel_values") and task.name == "zero-shot-image-classification"
     return [*tokens, main_input(model, "pixel_values", torch.export.Dim("I", min=1))] if with_image else tokens
 

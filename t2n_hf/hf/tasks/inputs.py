@@ -36,11 +36,18 @@ class ModelInput:
     length: str | None = None
 
 
-def token_inputs(names: tuple[str, ...], symbol: str, longest: int | None, batch: Any) -> list[ModelInput]:  # noqa: ANN401
-    """Token ids, masks and the like, [B, length] i64, that share the length `symbol`."""
+def token_inputs(
+    names: tuple[str, ...],
+    symbol: str,
+    longest: int | None,
+    batch: Any,  # noqa: ANN401 - a Dim
+    fewest: int = 1,
+) -> list[ModelInput]:
+    """Token ids, masks and the like, [B, length] i64, that share the length `symbol`, `fewest` to `longest`."""
     limit = {} if longest is None else {"max": longest}
-    length = torch.export.Dim(symbol, min=1, **limit)
-    examples = [torch.ones(_BATCH, _TOKENS, dtype=torch.int64) for _ in names]  # one object would be one input
+    length = torch.export.Dim(symbol, min=fewest, **limit)
+    tokens = max(_TOKENS, fewest + 1)
+    examples = [torch.ones(_BATCH, tokens, dtype=torch.int64) for _ in names]  # one object would be one input
     return [
         ModelInput(name=name, example=example, dims={0: batch, 1: length}, length=symbol)
         for name, example in zip(names, examples, strict=True)
