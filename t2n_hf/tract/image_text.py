@@ -109,6 +109,7 @@ class TractModelForImageTextToText(TractGenerator):
         number, or a sequence longer than the archive's context.
         """
         self._check(input_ids, attention_mask)
+        self._check_types(input_ids, token_type_ids)
         if not use_cache or (is_first_iteration and self._sees_prompt):
             self._pipeline.reset()
         if pixel_attention_mask is not None and not bool(pixel_attention_mask.all()):
@@ -133,6 +134,7 @@ class TractModelForImageTextToText(TractGenerator):
         image_grid_thw: torch.Tensor | None = None,
         image_sizes: torch.Tensor | None = None,
         pixel_attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
         is_first_iteration: bool = False,
         **kwargs: Any,  # noqa: ANN401
     ) -> dict[str, Any]:
@@ -146,6 +148,7 @@ class TractModelForImageTextToText(TractGenerator):
             "image_grid_thw": image_grid_thw,
             "image_sizes": image_sizes,
             "pixel_attention_mask": pixel_attention_mask,
+            "token_type_ids": token_type_ids if is_first_iteration else None,  # later ones are made up by generate()
             "is_first_iteration": is_first_iteration,
         }
 
@@ -159,6 +162,18 @@ class TractModelForImageTextToText(TractGenerator):
             images = patches_by_picture(encoder, given, grids) if takes_grids else one_by_one(encoder, given, sizes)
             self._given = (given, self._pipeline.encode(images))
         return self._given[1]
+
+    def _check_types(self, tokens: torch.Tensor, types: torch.Tensor | None) -> None:
+        """Refuse kinds of tokens that the archives do not take them to be."""
+        if types is None:
+            return
+        stands = (tokens == self._pipeline.placeholder).to(types.dtype)
+        expected = torch.zeros_like(stands) if self._sees_prompt else stands
+        if types.shape != tokens.shape or not torch.equal(types, expected):
+            raise ConfigError(
+                f"token_type_ids say otherwise than the placeholders (token {self._pipeline.placeholder}) which tokens "
+                "see those behind them; these archives go by the placeholders, or let all of a prompt see itself"
+            )
 
     def _check(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> None:
         if tokens.ndim != 2 or tokens.shape[0] != 1 or tokens.numel() == 0:

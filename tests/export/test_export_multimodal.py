@@ -76,6 +76,8 @@ def test_tokens_of_an_image_see_each_other_also_when_its_beginning_was_seen_befo
     ids = torch.tensor([[1, 5, 253, *[255] * 8, 252, 9]])
     with TractModelForImageTextToText.from_pretrained(tmp_path / "out") as loaded, torch.no_grad():
         loaded(**apart, use_cache=True)
+        with pytest.raises(ConfigError, match="token_type_ids say otherwise"):
+            loaded(**{**apart, "token_type_ids": 1 - apart["token_type_ids"]})
         together = {"input_ids": ids, "pixel_values": apart["pixel_values"]}
         got = loaded(**together, use_cache=True).logits
         expected = model(**together, token_type_ids=(ids == 255).long()).logits[:, -1:]
