@@ -27,6 +27,8 @@ __all__ = ["encoder_decoder_pipeline"]
 
 _NEW: Final = 3
 _PAST: Final = 6
+# With a cache these are right for one token at a time alone.
+_ONE_BY_ONE: Final = frozenset({"FSMTForConditionalGeneration"})
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ def encoder_decoder_pipeline(
     cache_name = cache_parameter(model.forward)
     if cache_name is None:
         raise ConfigError(f"{type(model).__name__} takes no key/value cache, which {task.name} needs")
+    if type(model).__name__ in _ONE_BY_ONE:
+        raise ConfigError(
+            f"{type(model).__name__} gives its decoder no causal mask when it keeps a cache: several tokens of one "
+            "call would see each other. Export its whole forward, with use_cache=False, from example_args"
+        )
     batch = torch.export.Dim("B", min=1)
     inputs = _encoder_inputs(model, batch)
     encoder = _Encoder(model, tuple(given.name for given in inputs), cache_name)
