@@ -1,6 +1,5 @@
 """xLSTM, whose cells walk in chunks of a fixed length and then token by token, from states in a dictionary."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import MethodType
@@ -19,6 +18,14 @@ __all__ = ["XlstmStates", "capturable_xlstm", "xlstm_states"]
 
 _CELLS: Final = "xLSTMBackend"
 _STATES: Final = (0, 1, 2)  # numbers of memory, normalizer and largest exponent
+
+
+@final
+class _NoLimit(int):
+    """A number that no length is beyond; a comparison with one would be a condition that the capture has to prove."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
 
 
 @final
@@ -45,7 +52,7 @@ def capturable_xlstm(model: nn.Module) -> Iterator[None]:
                 config: Any = module.config
                 # Longer texts are run in parts, to the same result.
                 stack.callback(setattr, config, "max_inference_chunksize", config.max_inference_chunksize)
-                config.max_inference_chunksize = sys.maxsize
+                config.max_inference_chunksize = _NoLimit()
                 stack.enter_context(attributes_replaced(module, {"forward": MethodType(_in_one_walk, module)}))
         yield
 

@@ -5,7 +5,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from t2n_hf.errors import CaptureError
 from t2n_hf.trace.passes import PASSES
-from t2n_hf.trace.passes.aliases import drop_aliases
+from t2n_hf.trace.passes.aliases import drop_aliases, drop_whole_copies
 from t2n_hf.trace.passes.asserts import drop_asserts
 from t2n_hf.trace.passes.dead_code import drop_dead_code
 from t2n_hf.trace.passes.float_mask import float_masks
@@ -192,6 +192,26 @@ def test_writes_become_whole_tensors_of_the_same_values():
     module.recompile()
     torch.testing.assert_close(module(X), written(X))
     assert not replace_writes(graph).changed
+
+
+def copied(x):
+    whole, wider, other = x.clone(), x.clone(), x.to(torch.int64)
+    whole.copy_(x * 3)
+    wider.copy_(x[:, :1] * 3)
+    other.copy_(x * 3)
+    return whole + wider + other
+
+
+def test_a_copy_of_a_whole_tensor_is_what_it_copies():
+    """The other two stay: one repeats what it copies, one rounds it."""
+    module = trace(copied, X)
+    graph, _ = replace_writes(module.graph)
+    assert targets(graph).count(aten.copy.default) == 3
+    graph, changed = drop_whole_copies(graph)
+    assert changed
+    assert targets(graph).count(aten.copy.default) == 2
+    module.recompile()
+    torch.testing.assert_close(module(X), copied(X))
 
 
 def by_operators(x):

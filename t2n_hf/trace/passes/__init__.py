@@ -6,7 +6,7 @@ from typing import Any, Final
 from torch import fx
 
 from t2n_hf.trace.captured import CapturedGraph
-from t2n_hf.trace.passes.aliases import drop_aliases
+from t2n_hf.trace.passes.aliases import drop_aliases, drop_whole_copies
 from t2n_hf.trace.passes.asserts import drop_asserts
 from t2n_hf.trace.passes.dead_code import drop_dead_code
 from t2n_hf.trace.passes.float_mask import float_masks
@@ -23,6 +23,7 @@ PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
     drop_asserts,
     expand_vmaps,
     replace_writes,
+    drop_whole_copies,
     drop_aliases,
     drop_dead_code,  # what nobody uses must not keep others from being joined
     fuse_rms_norm,
@@ -35,7 +36,7 @@ PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
 
 def make_pure(captured: CapturedGraph) -> None:
     """Run the passes after which no call changes a tensor, or only checks something."""
-    _run(captured, (drop_asserts, expand_vmaps, replace_writes, drop_dead_code))
+    _run(captured, (drop_asserts, expand_vmaps, replace_writes, drop_whole_copies, drop_dead_code))
 
 
 def simplify(captured: CapturedGraph) -> None:

@@ -1,4 +1,4 @@
-"""Calls that give their first argument back."""
+"""Calls that give one of their arguments back."""
 
 from typing import Any, Final
 
@@ -8,7 +8,7 @@ from torch import fx
 from t2n_hf.trace.passes.result import PassResult
 from t2n_hf.views import SAME, overloads_of
 
-__all__ = ["drop_aliases"]
+__all__ = ["drop_aliases", "drop_whole_copies"]
 
 _aten = torch.ops.aten
 
@@ -47,6 +47,23 @@ def drop_aliases(graph: fx.Graph) -> PassResult:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
     return PassResult(graph, bool(aliases))
+
+
+def drop_whole_copies(graph: fx.Graph) -> PassResult:
+    """Replace `copy(x, y)` by `y` where both are of one shape and dtype: `x.copy_(y)` is that, when nothing writes.
+
+    Values, order and the other nodes' names are kept. To be run when no call writes into a tensor.
+    """
+    copies = [node for node in graph.nodes if node.target is _aten.copy.default and _are_alike(*node.args[:2])]
+    for node in copies:
+        node.replace_all_uses_with(node.args[1])
+        graph.erase_node(node)
+    return PassResult(graph, bool(copies))
+
+
+def _are_alike(first: Any, second: Any) -> bool:  # noqa: ANN401 - nodes
+    one, other = first.meta["val"], second.meta["val"]
+    return one.dtype == other.dtype and _shape(one) == _shape(other)
 
 
 def _is_alias(node: fx.Node) -> bool:
