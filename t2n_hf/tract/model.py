@@ -123,7 +123,17 @@ class TractModelForCausalLM(TractGenerator):
         use_cache: bool | None = True,
         **_ignored: Any,  # noqa: ANN401
     ) -> dict[str, Any]:
-        """Pass the whole sequence on every step: `forward` knows what is new in it."""
+        """Pass the whole sequence on every step: `forward` knows what is new in it.
+
+        Raises ConfigError for padding at the end, which the new token would follow.
+        """
+        if attention_mask is not None and MASK in self._decoder.inputs and attention_mask.ndim == 2:
+            padded = (attention_mask[:, -1] == 0).nonzero().flatten().tolist()
+            if padded:
+                raise ConfigError(
+                    f"attention_mask is 0 at the last token of rows {padded}: a sequence goes on after its last token, "
+                    "so that padding is on the left; tokenize with padding_side='left'"
+                )
         return {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": use_cache}
 
     def _check_shapes(self, input_ids: torch.Tensor, mask: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from models import m1, m3, m4, m5, m6, m10, prompt
 
+from t2n_hf.errors import ConfigError
 from t2n_hf.export import export_nnef
 from t2n_hf.tract.model import TractModelForCausalLM
 
@@ -35,3 +36,16 @@ def test_greedy_tokens_equal_those_of_pytorch(make, count, tmp_path):
         assert torch.equal(greedy(exported, ids, count), expected)
         longer = torch.cat([expected, prompt(3, seed=2)], dim=1)
         assert torch.equal(greedy(exported, longer, 4), greedy(model, longer, 4))
+
+
+def test_batches_with_padding_on_the_left_equal_those_of_pytorch_and_on_the_right_they_are_refused(tmp_path):
+    model = louder(m1())
+    export_nnef(model, tmp_path / "export", check=False, format="dir", batch=True, mask=True)
+    ids, mask = torch.cat([prompt(9), prompt(9, seed=1), prompt(9, seed=2)]), torch.ones(3, 9, dtype=torch.int64)
+    mask[0, :4] = mask[1, :7] = 0
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    with TractModelForCausalLM.from_pretrained(tmp_path / "export", timeout_s=120) as exported:
+        expected = model.generate(ids, attention_mask=mask, **options)
+        assert torch.equal(exported.generate(ids, attention_mask=mask, **options), expected)
+        with pytest.raises(ConfigError, match=r"0 at the last token of rows \[0, 1\].*padding_side='left'"):
+            exported.generate(ids, attention_mask=mask.flip(1), **options)
