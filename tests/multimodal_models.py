@@ -39,7 +39,7 @@ SIZES = {
 TILED = ("smolvlm", "idefics3", "idefics2")
 # Pixels of a side of what one feature stands for, in models that take pictures of any size.
 SQUARES = {"mistral3": 16, "lighton_ocr": 16, "pixtral": 8}
-GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
+GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe")
 
 
 def _qwen(name: str, vision: dict[str, Any], text: dict[str, Any]) -> Any:
@@ -87,7 +87,7 @@ def qwen3_vl_moe() -> Any:
     return _qwen("Qwen3VLMoe", dict(_DEEP), text)
 
 
-def qwen3_5() -> Any:
+def qwen3_5(name: str = "Qwen3_5", **more: Any) -> Any:
     """Qwen3.5: layers of linear attention keep states."""
     vision = {name: value for name, value in _DEEP.items() if name != "deepstack_visual_indexes"}
     linear = {
@@ -98,7 +98,25 @@ def qwen3_5() -> Any:
         "layer_types": ["linear_attention", "full_attention"],
     }
     rope = {"mrope_interleaved": True, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
-    return _qwen("Qwen3_5", vision, {"head_dim": 16, "rope": rope, **linear})
+    return _qwen(name, vision, {"head_dim": 16, "rope": rope, **linear, **more})
+
+
+def qwen3_5_moe() -> Any:
+    """Qwen3.5 with experts."""
+    return qwen3_5("Qwen3_5Moe", **models.EXPERTS, shared_expert_intermediate_size=32)
+
+
+def glm4v(name: str = "Glm4v", **more: Any) -> Any:
+    """GLM-4V: positions interpolated by cubes, features by a convolution."""
+    sizes = {"depth": 2, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 96, "image_size": 16}
+    return _qwen(name, sizes, {"rope": {"mrope_section": [2, 3, 3], **more.pop("rope", {})}, **more})
+
+
+def glm4v_moe() -> Any:
+    """GLM-4.5V: experts."""
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    half = {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+    return glm4v("Glm4vMoe", **experts, n_group=1, topk_group=1, n_shared_experts=1, head_dim=16, rope=half)
 
 
 def gemma3() -> Any:
@@ -298,6 +316,9 @@ MODELS = {
         qwen3_vl,
         qwen3_vl_moe,
         qwen3_5,
+        qwen3_5_moe,
+        glm4v,
+        glm4v_moe,
         voxtral,
     )
 }

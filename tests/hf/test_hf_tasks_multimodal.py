@@ -98,7 +98,7 @@ def test_windows_need_an_attention_that_takes_a_mask():
 
 
 REFUSED = {
-    "Glm4v": "known of .*qwen2_vl.* only, not of glm4v_vision",
+    "PaddleOCRVL": "known of .*qwen2_vl.* only, not of paddleocr_vl_vision",
     "LlavaNext": "number of tiles that depends on its size",
     "Mllama": "attends to images through layers of its own",
     "Kosmos2": "image_embeds_position_mask",

@@ -26,6 +26,8 @@ __all__ = ["GridEncoder", "GridModel", "reads_grids"]
 _ENCODERS: Final = frozenset(
     {
         "exaone4_5_vision",
+        "glm4v_moe_vision",
+        "glm4v_vision",
         "qwen2_5_vl",
         "qwen2_5_vl_vision",
         "qwen2_vl",
@@ -116,19 +118,22 @@ class GridEncoder(nn.Module):
         visual = _visual_of(self.model)
         height, width, squares, values = picture.shape
         place = _Places(height, width, int(visual.spatial_merge_size))
-        known: dict[str, Any] = {"position_ids": place.pairs(), "cu_seqlens": _OneSegment(place.count)}
+        segment = _OneSegment(place.count)
+        known: dict[str, Any] = {"position_ids": place.pairs(), "cu_seqlens": segment}
         with ExitStack() as stack:
             if hasattr(visual, "fullatt_block_indexes"):
                 # All in the order of the picture: instead of a segment each, windows have a mask.
-                known |= {"window_index": AllRows(), "cu_window_seqlens": _OneSegment(place.count)}
+                known |= {"window_index": AllRows(), "cu_window_seqlens": segment}
                 side = visual.window_size // visual.spatial_merge_size // visual.patch_size
                 stack.enter_context(_masked_blocks(visual, place.same_window(side)))
             if hasattr(visual, "num_grid_per_side"):
                 ends = bool(visual.interpolation_align_corners)
                 taps, weights = place.interpolation(int(visual.num_grid_per_side), ends)
                 known |= {"interp_indices": taps, "interp_weights": weights}
+            if hasattr(visual, "embeddings"):
+                stack.enter_context(_Replaced(nn.functional.grid_sample, cubic_samples))
             patches = picture.reshape(height * width * squares, values)
-            found = visual(patches, grid_thw=None, return_dict=True, **known)
+            found = visual(patches, grid_thw=place.sizes(), return_dict=True, **known)
         return (found.pooler_output, *(getattr(found, "deepstack_features", None) or ()))
 
 
@@ -163,6 +168,11 @@ class _Places:
     def pairs(self) -> torch.Tensor:
         """Row and column of each patch, [N, 2] i64."""
         return torch.stack([self.rows(), self.columns()], dim=-1)
+
+    def sizes(self) -> torch.Tensor:
+        """Moments, height and width in patches, [1, 3] i64, for those who interpolate by them."""
+        one = torch.ones(1, dtype=torch.int64)
+        return torch.stack([one, self.rows().amax(0, True) + 1, self.columns().amax(0, True) + 1], dim=-1)
 
     def same_window(self, side: int) -> torch.Tensor:
         """Which patches lie in one window of `side` by `side` squares, [1, 1, N, N]."""
@@ -206,6 +216,10 @@ class _OneSegment:
     def __sub__(self, _starts: "_OneSegment") -> "_OneSegment":
         return self
 
+    def cumsum(self, _axis: int) -> torch.Tensor:
+        """The end of the segment, [1] i64."""
+        return torch.arange(self.count).amax(0, True) + 1
+
     def tolist(self) -> list[int]:
         """Lengths of the segments."""
         return [self.count]
@@ -219,7 +233,8 @@ def _masked_blocks(visual: Any, mask: torch.Tensor) -> Iterator[None]:  # noqa: 
             f"{type(visual).__name__} attends in windows by {visual.config._attn_implementation!r} attention, which "
             "takes no mask of them; load the model with attn_implementation='sdpa'"
         )
-    mode = _AttentionMask(mask)
+    attention = nn.functional.scaled_dot_product_attention
+    mode = _Replaced(attention, lambda *args, **kwargs: attention(*args, **{**kwargs, "attn_mask": mask}))
 
     def begin(*_call: Any) -> None:  # noqa: ANN401 - what a hook is given
         mode.__enter__()
@@ -236,12 +251,12 @@ def _masked_blocks(visual: Any, mask: torch.Tensor) -> Iterator[None]:  # noqa: 
 
 
 @final
-class _AttentionMask(TorchFunctionMode):
-    """Gives scaled dot product attention a mask [1, 1, N, N]."""
+class _Replaced(TorchFunctionMode):
+    """Calls another function in the place of one of torch's."""
 
-    def __init__(self, mask: torch.Tensor) -> None:
+    def __init__(self, function: Callable[..., Any], other: Callable[..., Any]) -> None:
         super().__init__()
-        self._mask = mask
+        self._function, self._other = function, other
 
     def __torch_function__(
         self,
@@ -250,7 +265,30 @@ class _AttentionMask(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - what the function gives
-        given = dict(kwargs or {})
-        if func is nn.functional.scaled_dot_product_attention:
-            given["attn_mask"] = self._mask
-        return func(*args, **given)
+        return (self._other if func is self._function else func)(*args, **(kwargs or {}))
+
+
+def cubic_samples(table: torch.Tensor, grid: torch.Tensor, **kind: Any) -> torch.Tensor:  # noqa: ANN401
+    """`grid_sample` of a table [1, C, side, side] at points [1, N, 1, 2], by cubes, as [1, C, N, 1].
+
+    tract does it otherwise at the borders, so it is sixteen rows of the table for each point, weighted.
+    """
+    if (kind.get("mode"), kind.get("padding_mode"), bool(kind.get("align_corners"))) != ("bicubic", "border", False):
+        raise ConfigError(f"positions are interpolated by {kind}; known is mode='bicubic', padding_mode='border'")
+    side = table.shape[-1]
+    (across, across_weights), (down, down_weights) = (_cubic_taps(grid[0, :, 0, axis], side) for axis in (0, 1))
+    taps = (down[:, :, None] * side + across[:, None, :]).reshape(-1, 16)
+    weights = (down_weights[:, :, None] * across_weights[:, None, :]).reshape(-1, 16, 1)
+    rows = table[0].flatten(1).T[taps]
+    return (rows * weights).sum(1).T[None, :, :, None]
+
+
+def _cubic_taps(points: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Four neighbours of `points` [N] from -1 to 1 in a line of `side`, [N, 4] i64, and their weights."""
+    source = ((points + 1) * side - 1) / 2
+    low = torch.floor(source)
+    steps = torch.arange(-1, 3)
+    far = (source[:, None] - low[:, None] - steps).abs()
+    inner = (1.25 * far - 2.25) * far * far + 1
+    outer = ((-0.75 * far + 3.75) * far - 6.0) * far + 3.0
+    return (low.long()[:, None] + steps).clamp(0, side - 1), torch.where(far <= 1, inner, outer)
