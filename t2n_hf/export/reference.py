@@ -187,7 +187,8 @@ def _call(
     interface: Interface, inputs: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     leaves, spec = pytree.tree_flatten((interface.args, dict(interface.kwargs)))
-    values = iter([inputs[name] for name in interface.input_names])
+    # Copies: the module may write to what it is given, and tract is given the same.
+    values = iter([inputs[name].clone() for name in interface.input_names])
     filled = [next(values) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     args, kwargs = pytree.tree_unflatten(filled, spec)
     with tensors_replaced(interface.module, tensors):

@@ -166,6 +166,18 @@ def test_other_integers_are_those_of_the_example():
     assert step.outputs["output"].tolist() == [2.0, 1.0, 2.0, 2.0, 1.0]
 
 
+def test_a_module_that_writes_to_its_input_leaves_the_one_that_tract_is_given():
+    class Doubling(nn.Module):
+        def forward(self, x):
+            return x.mul_(2) + 1
+
+    x = torch.arange(3.0)
+    interface = module_interface(Doubling(), args=(x,))
+    (step,) = run_references(interface, [InputSpec(name="x", dtype="f32", shape=(3,))], [[{}]], {})
+    np.testing.assert_allclose(step.outputs["output"], step.inputs["x"] * 2 + 1)
+    assert x.tolist() == [0, 1, 2]
+
+
 def test_a_model_in_half_precision_is_run_in_f32():
     module = nn.Linear(16, 16).to(torch.float16)
     interface = module_interface(module, args=(torch.randn(2, 16).to(torch.float16),))
