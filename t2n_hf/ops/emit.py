@@ -194,7 +194,9 @@ class Emit(Builder):
         if isinstance(expected, list | tuple):
             if not isinstance(written, list | tuple) or len(written) != len(expected):
                 raise self.refuse("its emitter gave another number of results than torch")
-            return [self._checked(value, fake) for value, fake in zip(written, expected, strict=True)]
+            # Of several results, those that nobody asks for need not be made.
+            pairs = zip(written, expected, strict=True)
+            return [None if value is None else self._checked(value, fake) for value, fake in pairs]
         if isinstance(written, ComplexValue) and expected.dtype.is_complex:
             return ComplexValue(self._checked(written.real, expected), self._checked(written.imag, expected))
         if not isinstance(written, Value):
