@@ -18,6 +18,8 @@ from t2n_hf.tract.pipelines import open_multimodal
 __all__ = ["TractModelForImageTextToText"]
 
 _PLACEHOLDERS: Final = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
+# What else a processor may give, which would be left out.
+_NOT_READ: Final = ("pixel_values_videos", "video_grid_thw", "input_features_mask", "feature_attention_mask")
 # Models whose whole prompt is seen by each of its tokens: a longer one is another one.
 _PREFIX_MODELS: Final = frozenset({"paligemma"})
 
@@ -95,7 +97,7 @@ class TractModelForImageTextToText(TractGenerator):
         token_type_ids: torch.Tensor | None = None,
         mm_token_type_ids: torch.Tensor | None = None,
         is_first_iteration: bool = False,
-        **_ignored: Any,  # noqa: ANN401 - whatever generate() passes to every model
+        **others: Any,  # noqa: ANN401 - whatever generate() passes to every model
     ) -> CausalLMOutputWithPast:
         """Logits after the whole sequence `input_ids` [1, T] i64: of the last position, [1, 1, V].
 
@@ -108,6 +110,9 @@ class TractModelForImageTextToText(TractGenerator):
         Raises ConfigError for a batch, padding, tokens that the model lacks, placeholders and features that differ in
         number, or a sequence longer than the archive's context.
         """
+        unread = [name for name in _NOT_READ if others.get(name) is not None]
+        if unread:
+            raise ConfigError(f"{', '.join(unread)}: these archives read pictures (or sounds) and text, nothing else")
         self._check(input_ids, attention_mask)
         self._check_types(input_ids, token_type_ids)
         if not use_cache or (is_first_iteration and self._sees_prompt):

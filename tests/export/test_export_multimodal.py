@@ -57,6 +57,8 @@ def test_pictures_of_any_size_are_read_with_three_positions_and_features_for_inn
         patches, sizes = torch.zeros(24, 96), torch.tensor([[1, 4, 6]])
         with pytest.raises(ConfigError, match="image_grid_thw is missing"):
             loaded(input_ids=ids, pixel_values=patches)
+        with pytest.raises(ConfigError, match="pixel_values_videos: these archives read pictures"):
+            loaded(input_ids=ids, pixel_values_videos=patches)
         with pytest.raises(ConfigError, match="pictures of one moment"):
             loaded(input_ids=ids, pixel_values=patches, image_grid_thw=torch.tensor([[2, 4, 3]]))
         with pytest.raises(ConfigError, match=r"has shape \[20, 96\]; image_grid_thw asks for \[24, 96\]"):
