@@ -61,7 +61,7 @@ def _scale(results: dict) -> list[Row]:
         rows += [
             Row("graph of a Llama of 64 layers against 16, without weights", seconds[64], seconds[16], "s", "<= 1.3x"),
             Row("graph.nnef of a Llama of 32 layers, lines", by_depth[32]["lines"], 520, "", "< 1x"),
-            Row("lines of a further layer, its variables and a call", *_line_growth(by_depth), "", "1x"),
+            Row("lines of a further layer, its variables, inputs and a call", *_line_growth(by_depth), "", "1x"),
             Row("t2n-hf --help", results["help_s"], 3, "s", "< 1x"),
         ]
     for kind in ("q4_0", "f16"):
@@ -76,7 +76,7 @@ def _scale(results: dict) -> list[Row]:
 
 
 def _line_growth(by_depth: dict[int, dict]) -> tuple[float, float]:
-    """Lines that a layer adds, and those of its variables and one call."""
+    """Lines that a layer adds, and those of its variables, the inputs of its cache and one call."""
     few, many = by_depth[16], by_depth[64]
     return (many["lines"] - few["lines"]) / 48, (many["variables"] - few["variables"]) / 48 + 1
 

@@ -23,7 +23,6 @@ from t2n_hf.export.reference import bounds_of
 from t2n_hf.export.report import ExportReport, Stopwatch, peak_rss_bytes
 from t2n_hf.export.verify import Verdict, verify_parts
 from t2n_hf.export.weights import total_by_format
-from t2n_hf.garbage import collection_paused
 from t2n_hf.hf.tasks import ONE_GRAPH, Pipeline, pipeline_of
 from t2n_hf.nnef.versions import version_key
 from t2n_hf.store.manifest import MANIFEST_NAME
@@ -225,7 +224,7 @@ class _Job:
 def _export(job: _Job, watch: Stopwatch) -> ExportReport:
     config = job.config.with_dtype(_dtype_of(job.module))
     pipeline = _pipeline(job, config)
-    with watch.phase("graph"), collection_paused():
+    with watch.phase("graph"):
         parts = [
             Part(
                 name=name,

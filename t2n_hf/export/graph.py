@@ -17,6 +17,7 @@ from t2n_hf.export.formats import WeightChoice, choose_formats, dense_reasons
 from t2n_hf.export.lower import Lowered, WeightBinding, WeightFormatInfo, lower
 from t2n_hf.export.reference import InputSpec
 from t2n_hf.export.weights import PlannedWeight, Weight, plan_weight
+from t2n_hf.garbage import collection_paused
 from t2n_hf.nnef.dat import BLOCK_FORMATS
 from t2n_hf.nnef.text import to_text
 from t2n_hf.nnef.versions import LEAST_TARGET, least_version
@@ -52,6 +53,7 @@ class Graph:
     reads: tuple[str, ...] = ()
 
 
+@collection_paused()
 def make_graph(interface: Interface, config: ExportConfig) -> Graph:
     """Capture, lower and plan.
 
