@@ -295,8 +295,8 @@ def slice_scatter(  # noqa: PLR0917 - the operator's own signature
 
 
 @_emits(_aten.select_scatter.default)
-def select_scatter(emit: Emit, x: Value, source: Value, dim: int, index: Length) -> Value:
+def select_scatter(emit: Emit, x: Value, source: Value | Number, dim: int, index: Length) -> Value:
     """`x` with one element of an axis replaced."""
-    axis = axis_of(dim, x.rank)
+    axis, source = axis_of(dim, x.rank), emit.tensor(source, emit.dtype)
     begin = x.shape[axis] + index if isinstance(index, int) and index < 0 else index
     return slice_scatter(emit, x, emit.unsqueeze(source, [axis]), axis, begin)

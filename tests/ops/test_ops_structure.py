@@ -37,6 +37,12 @@ def grown(name, function, x=X, **options):
     return Case(name, function, (x,), S, ((wide[:, :9],),), least=4, **options)
 
 
+def number_put(x):
+    sizes = torch.empty(2, dtype=torch.int64)
+    sizes[0], sizes[1] = 5, 7
+    return x + sizes[1]
+
+
 SHAPES = [
     one("view", lambda x: x.view(2, -1, 2, 2)),
     one("reshape_join", lambda x: x.reshape(2, -1)),
@@ -181,6 +187,7 @@ INDICES = [
     one("bucketize", lambda x: torch.bucketize(x * 1, torch.tensor([-1.0, 0.0, 0.5]))),
     one("bucketize_right", lambda x: torch.bucketize(x.round(), torch.tensor([-1.0, 0.0, 1.0]), right=True)),
     one("slice_scatter", lambda x: torch.slice_scatter(x, x[..., :2] * 2, 2, 1, 3)),
+    one("number_put_into_a_vector", number_put),
     one("select_scatter", lambda x: torch.select_scatter(x, x[..., 0] * 2, 2, -1)),
 ]
 
