@@ -1,7 +1,7 @@
 """Export SmolLM2 with t2n_hf and with torch_to_nnef_llm, in turn, compare what matters, and write docs/benchmarks.md.
 
-Ratios are of medians within this run. A quiet machine is assumed; threads are stated in the table. The other tool gets
-an environment of its own (scripts/baselines/environment). `--parts` runs some of the measurements only; results are
+Ratios are of medians within this run. A quiet machine is assumed; threads are stated in the table. Both sides of the
+export get an environment of their own, as their users have it (scripts/baselines/environment_ours, environment). `--parts` runs some of the measurements only; results are
 kept as JSON in bench-out/export.json and merged, so that parts can be run one after the other.
 """
 
@@ -39,17 +39,16 @@ PARTS = ("export", "archive", "quality", "torch", "depth", "size", "zoo")
 FORMATS = {"f32": [], "q4_0": ["--weights", "q4_0", "--embeddings", "q4_0"], "f16": ["--dtype", "f16"]}
 
 
-def baseline_python() -> str:
-    script = ROOT / "scripts" / "baselines" / "environment"
-    venv = subprocess.run([str(script)], check=True, capture_output=True, text=True).stdout.strip()
-    return f"{venv}/bin/python"
+def programs_of(script: str) -> Path:
+    """The folder of programs of the environment that a script of scripts/baselines makes."""
+    made = subprocess.run([str(ROOT / "scripts" / "baselines" / script)], check=True, capture_output=True, text=True)
+    return Path(made.stdout.strip()) / "bin"
 
 
-def export_ours(kind: str) -> Run:
+def export_ours(kind: str, programs: Path) -> Run:
     out = OUT / f"ours-{kind}"
     shutil.rmtree(out, ignore_errors=True)
-    program = Path(sys.executable).with_name("t2n-hf")
-    return run([str(program), "export", str(MODEL), str(out), *FORMATS[kind], "--no-check"])
+    return run([str(programs / "t2n-hf"), "export", str(MODEL), str(out), *FORMATS[kind], "--no-check"])
 
 
 def export_theirs(kind: str, python: str) -> Run:
@@ -78,10 +77,10 @@ def payload_bytes(archive: Path) -> int:
 
 
 def bench_export(results: dict, runs: int, kinds: Sequence[str]) -> None:
-    python = baseline_python()
+    mine, python = programs_of("environment_ours"), str(programs_of("environment") / "python")
     for kind in kinds:
         commands = {
-            "ours": lambda kind=kind: export_ours(kind),
+            "ours": lambda kind=kind: export_ours(kind, mine),
             "theirs": lambda kind=kind: export_theirs(kind, python),
         }
         timed = alternate(commands, runs)
@@ -89,7 +88,7 @@ def bench_export(results: dict, runs: int, kinds: Sequence[str]) -> None:
             side: {field: median(rows, field) for field in ("wall_s", "cpu_s", "peak_rss_bytes")}
             for side, rows in timed.items()
         }
-    half = export_ours("f16")
+    half = export_ours("f16", mine)
     results["export f16"] = {"ours": {field: getattr(half, field) for field in ("wall_s", "cpu_s", "peak_rss_bytes")}}
 
 
@@ -122,7 +121,12 @@ def their_weights(source: Path, model: nn.Module, names: list[str]) -> nn.Module
     """Put the values that the other tool's min-max Q4_0 gives into `model`."""
     out = OUT / f"theirs-{source.name}.safetensors"
     script = str(ROOT / "scripts" / "baselines" / "torch_to_nnef_quantize.py")
-    subprocess.run([baseline_python(), script, str(source), str(out)], input="\n".join(names), text=True, check=True)
+    subprocess.run(
+        [str(programs_of("environment") / "python"), script, str(source), str(out)],
+        input="\n".join(names),
+        text=True,
+        check=True,
+    )
     model.load_state_dict(load_file(out), strict=False)
     return model
 
@@ -216,7 +220,7 @@ def main() -> int:
         "torch": lambda: bench_torch(results, arguments.runs),
         "depth": lambda: export_scale.depth(results, arguments.runs),
         "size": lambda: export_scale.size(results, arguments.runs, OUT),
-        "zoo": lambda: export_scale.zoo(results, OUT, baseline_python()),
+        "zoo": lambda: export_scale.zoo(results, OUT, str(programs_of("environment") / "python")),
     }
     for part in arguments.parts:
         print(f"measuring {part} ...", file=sys.stderr)

@@ -20,11 +20,13 @@ from t2n_hf.trace.capture_dispatch import capture_by_dispatch
 from t2n_hf.trace.captured import Captured
 from t2n_hf.trace.fakes import canonical_names, fake_weights
 from t2n_hf.trace.flat import FlatInterface, dim_name, flatten_interface
+from t2n_hf.trace.inline_constants import name_inline_constants
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.layers import PieceError
 from t2n_hf.trace.lengths import export_with_lengths
 from t2n_hf.trace.outline import outline_layers
 from t2n_hf.trace.passes import make_pure, simplify
+from t2n_hf.trace.passes.lengths import free_lengths
 from t2n_hf.trace.passes.writes import refuse_kept_writes
 from t2n_hf.trace.pieces import PieceRecorder
 from t2n_hf.trace.rewrites import rewrites_used
@@ -61,6 +63,7 @@ def capture(
     captured.canonical = canonical
     for graph in (captured, *captured.pieces):
         simplify(graph)
+    name_inline_constants((captured, *captured.pieces))
     return captured
 
 
@@ -119,6 +122,9 @@ def _capture_pieces(interface: Interface, flat: FlatInterface, layers: tuple[str
     # Kinds were told apart by all that a trace may depend on; now that they are traced, it is seen on what it did.
     captured.pieces, numbers = join_equal_pieces(recorder.pieces)
     captured.calls = {at: replace(call, piece=numbers[call.piece]) for at, call in recorder.calls.items()}
+    for graph in (captured, *captured.pieces):
+        make_pure(graph)
+        free_lengths(graph.graph)
     return captured
 
 

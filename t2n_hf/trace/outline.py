@@ -8,7 +8,6 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import torch
 from torch import fx, nn
@@ -16,12 +15,11 @@ from torch import fx, nn
 from t2n_hf.trace.call_names import given_names, result_names
 from t2n_hf.trace.captured import Captured, Piece, PieceCall
 from t2n_hf.trace.layers import piece_name
+from t2n_hf.trace.passes.lengths import free_lengths
 from t2n_hf.trace.pieces import LAYER_OP
 from t2n_hf.trace.same_graph import join_equal_pieces
 
 __all__ = ["outline_layers"]
-
-_LENGTHS: Final = (torch.SymInt, torch.SymBool, torch.SymFloat, int, float, bool)
 
 
 @dataclass
@@ -51,7 +49,7 @@ def outline_layers(
     """
     notes: list[str] = []
     pieces: list[Piece] = []
-    _free_lengths(captured.graph)
+    free_lengths(captured.graph)
     for region in _regions(captured, layers):
         label = name_weight(region.where)
         if not _find_borders(captured, region, label):
@@ -63,17 +61,6 @@ def outline_layers(
     for call, number in enumerate(numbers):
         captured.calls[call] = replace(captured.calls[call], piece=number)
     return notes
-
-
-def _length() -> int:
-    raise RuntimeError("stands for a length while layers are outlined; it cannot be executed")
-
-
-def _free_lengths(graph: fx.Graph) -> None:
-    """Let lengths depend on nothing: what they are is in their meta, and no layer is to be kept for its shape."""
-    for node in graph.nodes:
-        if node.op == "call_function" and isinstance(node.meta.get("val"), _LENGTHS):
-            node.target, node.args, node.kwargs = _length, (), {}
 
 
 def _regions(captured: Captured, layers: Iterable[str]) -> list[_Region]:

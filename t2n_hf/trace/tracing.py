@@ -263,7 +263,7 @@ def _read_trace(
             graph.erase_node(node)
     for node in graph.nodes:
         if node.op == "get_attr":
-            _keep(piece, node, getattr(traced, node.target), node.target)
+            _keep(piece, node, getattr(traced, node.target), _made_in(node))
     nodes = next(node for node in graph.nodes if node.op == "output").args[0]
     if not all(isinstance(node, fx.Node) for node in nodes):
         raise PieceError("a result of it is no tensor of its trace")
@@ -271,6 +271,12 @@ def _read_trace(
     piece.outputs.extend((node, names[n]) for n, node in enumerate(nodes))
     results = [node.meta["val"] for node in nodes]
     return TracedLayer(piece, inputs, results, run.changed, run.returned, run.spec)
+
+
+def _made_in(node: fx.Node) -> str:
+    """Name of a constant within the layer, by the module that makes it."""
+    module, _kind = list((node.meta.get("nn_module_stack") or {"": ("", "")}).values())[-1]
+    return f"{module}.{node.target}" if module else str(node.target)
 
 
 def _result_names(arguments: Arguments, run: _Run) -> dict[int, str]:

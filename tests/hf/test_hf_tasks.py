@@ -232,6 +232,17 @@ def test_capture_settings_are_undone_even_after_an_error():
     assert (rotary.rope_type, rotary.inv_freq, dict(model.named_modules())) == before
 
 
+def test_hidden_states_are_collected_once_whatever_part_of_a_model_ran_before():
+    model = causal(*CAUSAL["llama"])
+    ids = torch.tensor([[1, 2, 3]])
+    expected = model.model(ids, output_hidden_states=True).hidden_states
+    with capture_settings(model):
+        pass
+    found = model.model(ids, output_hidden_states=True).hidden_states
+    assert len(found) == len(expected) == model.config.num_hidden_layers + 1
+    torch.testing.assert_close(found, expected)
+
+
 def test_experts_are_batched_only_while_capturing():
     model = causal(*CAUSAL["mixtral"])
     before = model.get_experts_implementation()

@@ -48,14 +48,28 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
             model.set_attn_implementation("sdpa")
         stack.callback(model.set_experts_implementation, model.get_experts_implementation())
         model.set_experts_implementation("batched_mm")
-        # A model puts the hooks that collect hidden states on its layers when these are first asked for, and never
-        # again; while it is captured something else may stand in the place of its layers.
-        maybe_install_capturing_hooks(model)
+        _install_hooks(model)
         stack.enter_context(capturable_rotary(model))
         stack.enter_context(capturable_recurrences(model))
         for capturable in (capturable_experts, capturable_forwards, capturable_windows):
             stack.enter_context(capturable(model))
         yield
+
+
+def _install_hooks(model: PreTrainedModel) -> None:
+    """Have transformers put the hooks that collect hidden states on layers, as it does when these are first asked for.
+
+    While the model is captured something else may stand in the place of its layers. A part that has its hooks already
+    (a backbone that has run) would get them twice with those of a model around it, and collect every state twice: such
+    a model is left to transformers.
+    """
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and not any(map(_has_hooks, part.modules())):
+            maybe_install_capturing_hooks(part)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return getattr(module, "_output_capturing_hooks_installed", False)
 
 
 def usable_context(model: PreTrainedModel) -> int | None:

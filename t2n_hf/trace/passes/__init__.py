@@ -35,8 +35,8 @@ PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
 
 
 def make_pure(captured: CapturedGraph) -> None:
-    """Run the passes after which no call changes a tensor, or only checks something."""
-    _run(captured, (drop_asserts, expand_vmaps, replace_writes, drop_whole_copies, drop_dead_code))
+    """Run the passes after which no call changes a tensor, gives one back, or only checks something."""
+    _run(captured, (drop_asserts, expand_vmaps, replace_writes, drop_whole_copies, drop_aliases, drop_dead_code))
 
 
 def simplify(captured: CapturedGraph) -> None:

@@ -33,19 +33,18 @@ _CASTS: Final = frozenset(
 )
 # Nothing moves: these give back a tensor of the same shape.
 _SAME_SHAPE: Final = frozenset(
-    {_aten.expand.default, _aten.expand_as.default, _aten.view.default, _aten.reshape.default}
+    {_aten.expand.default, _aten.expand_as.default, _aten.view.default, _aten.reshape.default, _aten.slice.Tensor}
 )
 
 
 def drop_aliases(graph: fx.Graph) -> PassResult:
-    """Replace copies, casts to the same dtype, expansions to the same shape and dropout by what they are given.
+    """Replace copies, casts to the same dtype, expansions and slices of the same shape and dropout by their argument.
 
     Values, order and the other nodes' names are kept.
     """
     aliases = [node for node in graph.nodes if node.op == "call_function" and _is_alias(node)]
     for node in aliases:
-        node.replace_all_uses_with(node.args[0])
-        graph.erase_node(node)
+        _replace(node, node.args[0])
     return PassResult(graph, bool(aliases))
 
 
@@ -56,9 +55,18 @@ def drop_whole_copies(graph: fx.Graph) -> PassResult:
     """
     copies = [node for node in graph.nodes if node.target is _aten.copy.default and _are_alike(*node.args[:2])]
     for node in copies:
-        node.replace_all_uses_with(node.args[1])
-        graph.erase_node(node)
+        _replace(node, node.args[1])
     return PassResult(graph, bool(copies))
+
+
+def _replace(node: fx.Node, source: Any) -> None:  # noqa: ANN401 - a node
+    """Let `source` take a node's place, and what is noted of it: as whose argument or result it is known."""
+    for kind, facts in node.meta.get("custom", {}).items():
+        mine = source.meta.get("custom", {})
+        # New dictionaries: nodes share theirs.
+        source.meta["custom"] = {**mine, kind: {**mine.get(kind, {}), **facts}}
+    node.replace_all_uses_with(source)
+    node.graph.erase_node(node)
 
 
 def _are_alike(first: Any, second: Any) -> bool:  # noqa: ANN401 - nodes
