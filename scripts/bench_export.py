@@ -1,8 +1,9 @@
 """Export SmolLM2 with t2n_hf and with torch_to_nnef_llm, in turn, compare what matters, and write docs/benchmarks.md.
 
 Ratios are of medians within this run. A quiet machine is assumed; threads are stated in the table. Both sides of the
-export get an environment of their own, as their users have it (scripts/baselines/environment_ours, environment). `--parts` runs some of the measurements only; results are
-kept as JSON in bench-out/export.json and merged, so that parts can be run one after the other.
+export get an environment of their own, as their users have it (scripts/baselines/environment_ours, environment).
+`--parts` runs some of the measurements only; results are kept as JSON in bench-out/export.json and merged, so that
+parts can be run one after the other.
 """
 
 import argparse
