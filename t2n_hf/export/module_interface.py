@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import CaptureError, ConfigError
-from t2n_hf.hf.rwkv import unscaled_rwkv
+from t2n_hf.hf.capturable.rwkv import unscaled_rwkv
 from t2n_hf.hf.tasks.settings import capture_settings
 from t2n_hf.nnef.names import Namer, identifier
 from t2n_hf.trace.capture_dispatch import result_by_dispatch

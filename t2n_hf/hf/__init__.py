@@ -4,7 +4,8 @@ A load goes through `config` (what is asked), `plan` (what becomes of each weigh
 `quantizer` and `conversions` (what transformers calls), `placing` (the work, one weight at a time) and `hooks` (leases
 while modules run). `saving`, `stored` and `materialize` are the ways out, `report` says what happened. `dispatch` does
 the same for any module, `quantize` for a folder without loading it, `calibration` measures what matters. `loading`
-opens checkpoints for the exporter, `tasks`, `caches` and `rotary` say how a model looks when it is exported.
+opens checkpoints for the exporter; `tasks` says how a model looks when it is exported, `caches` what it remembers, and
+`capturable` brings it into a form that can be captured.
 """
 
 __all__: list[str] = []

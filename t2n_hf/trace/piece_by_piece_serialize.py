@@ -4,7 +4,7 @@ A call `f(*args, **kwargs)` is told in two parts: a flat list of leaves (`serial
 argument that says what the leaves were (`type_as_str_with_info`). `deserialize_args` and `deserialize_args_kwargs` put
 the call together again from both. Leaves are tensors, and None, bool, int, float, text, dtypes and devices, which
 travel in the list as they are. Everything else must be registered with `torch.utils._pytree`; models' outputs are by
-transformers, and its caches by `t2n_hf.hf.caches`.
+transformers, and its caches by `t2n_hf.hf.caches.trees`.
 
     types = [type_as_str_with_info(arg) for arg in args]
     leaves, _ = serialize_args(args, None, schema="")

@@ -155,7 +155,7 @@ class TractModelForCausalLM(TractGenerator):
 
 def _rope_switch(config: PreTrainedConfig) -> int | None:
     """Length up to which a LongRoPE model uses its short factors; None for other models."""
-    # hf.rotary.rope_switch asks the same; rooms on one line do not import each other.
+    # hf.capturable.rotary.rope_switch asks the same; rooms on one line do not import each other.
     rope = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):
         if parameters.get("rope_type") == "longrope":

@@ -6,7 +6,7 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from t2n_hf.errors import ConfigError, FormatError
-from t2n_hf.hf.cache_trees import register_cache_trees
+from t2n_hf.hf.caches.trees import register_cache_trees
 from t2n_hf.trace import deserialize_args, make_copy, serialize_args, type_as_str_with_info
 
 LINEAR = {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "num_experts": 4}

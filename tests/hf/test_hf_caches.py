@@ -5,7 +5,7 @@ from torch.utils import _pytree as pytree
 from transformers import DynamicCache
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches import CacheShape, WholeCache, cache_parameter, cache_shapes
+from t2n_hf.hf.caches.whole import CacheShape, WholeCache, cache_parameter, cache_shapes
 
 BASE = {
     "hidden_size": 64,

@@ -7,7 +7,7 @@ import transformers as hf
 
 from t2n_hf import export_nnef
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.forwards import capturable_forwards
+from t2n_hf.hf.capturable.forwards import capturable_forwards
 from t2n_hf.hf.tasks import interface_of, pipeline_of
 from t2n_hf.store.manifest import ExportManifest
 

@@ -7,8 +7,8 @@ from models import build
 from recurrent_models import WITHOUT_MASK, recurrent
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.recurrence import capturable_recurrences
-from t2n_hf.hf.rwkv import unscaled_rwkv
+from t2n_hf.hf.capturable.recurrence import capturable_recurrences
+from t2n_hf.hf.capturable.rwkv import unscaled_rwkv
 from t2n_hf.hf.tasks import interface_of
 
 NAMES = ("rwkv", "minimax", "xlstm")

@@ -7,8 +7,8 @@ from models import m1
 from recurrent_models import RECURRENT, recurrent
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.recurrence import begins_anew, capturable_recurrences
-from t2n_hf.hf.states import LayerStates, StateCache, keeps_states, states_of
+from t2n_hf.hf.caches.states import LayerStates, StateCache, keeps_states, states_of
+from t2n_hf.hf.capturable.recurrence import begins_anew, capturable_recurrences
 from t2n_hf.hf.tasks import interface_of
 
 IDS = torch.randint(3, 256, (2, 13), generator=torch.Generator().manual_seed(1))

@@ -4,7 +4,7 @@ import transformers
 from models import m1, m6
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.rotary import capturable_rotary, rope_switch
+from t2n_hf.hf.capturable.rotary import capturable_rotary, rope_switch
 from t2n_hf.hf.tasks import interface_of
 
 LLAMA_DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}

@@ -6,7 +6,7 @@ import transformers as hf
 from models import SHAPE, build
 
 from t2n_hf import export_nnef
-from t2n_hf.hf.routed_experts import capturable_experts
+from t2n_hf.hf.capturable.routed_experts import capturable_experts
 
 _SEQ2SEQ = {"vocab_size": 64, "d_model": 16, "decoder_start_token_id": 0, "num_experts": 4}
 

@@ -6,7 +6,7 @@ import torch
 import transformers as hf
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.cross_caches import RecordedCaches, WholePairCache
+from t2n_hf.hf.caches.cross import RecordedCaches, WholePairCache
 from t2n_hf.hf.tasks import ONE_GRAPH, TASKS, auto_class, pipeline_of
 from t2n_hf.hf.tasks.inputs import image_shape, main_input
 from t2n_hf.hf.tasks.table import task_named, task_of_class

@@ -7,8 +7,8 @@ import transformers as hf
 
 from t2n_hf import export_nnef
 from t2n_hf.errors import CaptureError, ConfigError
+from t2n_hf.hf.capturable.windows import capturable_windows
 from t2n_hf.hf.tasks import interface_of
-from t2n_hf.hf.windows import capturable_windows
 
 _LAYERS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 

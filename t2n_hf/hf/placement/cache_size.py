@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches import cache_shapes
+from t2n_hf.hf.caches.whole import cache_shapes
 
 __all__ = ["cache_nbytes", "cache_nbytes_of"]
 

@@ -15,12 +15,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches import WholeCache, cache_parameter
-from t2n_hf.hf.griffin import griffin_states
-from t2n_hf.hf.own_caches import own_cache
-from t2n_hf.hf.recurrence import begins_anew
-from t2n_hf.hf.rotary import rope_switch
-from t2n_hf.hf.states import KEY_VALUE_LENGTH, LayerStates, StateCache
+from t2n_hf.hf.caches.states import KEY_VALUE_LENGTH, LayerStates, StateCache
+from t2n_hf.hf.caches.whole import WholeCache, cache_parameter
+from t2n_hf.hf.capturable.griffin import griffin_states
+from t2n_hf.hf.capturable.own_caches import own_cache
+from t2n_hf.hf.capturable.recurrence import begins_anew
+from t2n_hf.hf.capturable.rotary import rope_switch
 from t2n_hf.hf.tasks.layout import cache_example, cache_layout, cache_names
 from t2n_hf.hf.tasks.settings import capture_settings, last_position_only, layer_lists, takes
 from t2n_hf.trace.interface import Interface

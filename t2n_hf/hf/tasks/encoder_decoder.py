@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches import cache_parameter
-from t2n_hf.hf.cross_caches import RecordedCaches, WholePairCache
+from t2n_hf.hf.caches.cross import RecordedCaches, WholePairCache
+from t2n_hf.hf.caches.whole import cache_parameter
 from t2n_hf.hf.tasks.inputs import ModelInput, main_input, token_inputs
 from t2n_hf.hf.tasks.pipeline import Pipeline
 from t2n_hf.hf.tasks.settings import capture_settings, last_position_only, outer_lists, takes, usable_context

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from t2n_hf.hf.caches import cache_shapes
-from t2n_hf.hf.states import KEY_VALUE_LENGTH, LayerStates, keeps_states, states_of
+from t2n_hf.hf.caches.states import KEY_VALUE_LENGTH, LayerStates, keeps_states, states_of
+from t2n_hf.hf.caches.whole import cache_shapes
 from t2n_hf.hf.tasks.settings import capture_settings
 
 __all__ = ["cache_example", "cache_layout", "cache_names"]

@@ -10,9 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches import WholeCache, cache_parameter
-from t2n_hf.hf.recurrence import begins_anew
-from t2n_hf.hf.states import KEY_VALUE_LENGTH, LayerStates, StateCache
+from t2n_hf.hf.caches.states import KEY_VALUE_LENGTH, LayerStates, StateCache
+from t2n_hf.hf.caches.whole import WholeCache, cache_parameter
+from t2n_hf.hf.capturable.recurrence import begins_anew
 from t2n_hf.hf.tasks.layout import cache_example, cache_layout, cache_names
 from t2n_hf.hf.tasks.rows import AllRows
 from t2n_hf.hf.tasks.seen_ahead import image_masks, prefix_masks

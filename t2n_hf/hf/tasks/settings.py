@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.forwards import capturable_forwards
-from t2n_hf.hf.own_caches import own_cache
-from t2n_hf.hf.recurrence import capturable_recurrences
-from t2n_hf.hf.rotary import capturable_rotary
-from t2n_hf.hf.routed_experts import capturable_experts
-from t2n_hf.hf.windows import capturable_windows
+from t2n_hf.hf.capturable.forwards import capturable_forwards
+from t2n_hf.hf.capturable.own_caches import own_cache
+from t2n_hf.hf.capturable.recurrence import capturable_recurrences
+from t2n_hf.hf.capturable.rotary import capturable_rotary
+from t2n_hf.hf.capturable.routed_experts import capturable_experts
+from t2n_hf.hf.capturable.windows import capturable_windows
 
 __all__ = [
     "capture_settings",

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from t2n_hf.hf.states import LayerStates, StateCache
+from t2n_hf.hf.caches.states import LayerStates, StateCache
 from t2n_hf.ops.state_space import mlstm_scan
 from t2n_hf.trace.swap import attributes_replaced
 

@@ -1,7 +1,7 @@
 """Caches of layers that keep a state of fixed size: state-space models, linear attention, and hybrids with attention.
 
-As in `hf.caches`, a cache is made of plain tensors that are set, not grown from nothing. A state of zeros is that of a
-model that has seen nothing, so the first call needs no other graph than the later ones.
+As in `caches.whole`, a cache is made of plain tensors that are set, not grown from nothing. A state of zeros is that of
+a model that has seen nothing, so the first call needs no other graph than the later ones.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 )
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches import ATTENTION_KINDS, WholeLayer, cache_parameter
+from t2n_hf.hf.caches.whole import ATTENTION_KINDS, WholeLayer, cache_parameter
 from t2n_hf.trace.shapes import shapes_only
 
 __all__ = ["KEY_VALUE_LENGTH", "LayerStates", "StateCache", "keeps_states", "states_of"]

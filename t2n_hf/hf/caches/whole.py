@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, get_layer_types
 from transformers.configuration_utils import get_head_shapes
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.cache_trees import register_cache_trees
+from t2n_hf.hf.caches.trees import register_cache_trees
 
 __all__ = ["ATTENTION_KINDS", "CacheShape", "WholeCache", "WholeLayer", "cache_parameter", "cache_shapes"]
 

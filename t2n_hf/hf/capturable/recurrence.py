@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from t2n_hf.hf.griffin import capturable_griffin, has_griffin
-from t2n_hf.hf.lightning import capturable_lightning
-from t2n_hf.hf.rwkv import capturable_rwkv
-from t2n_hf.hf.xlstm import capturable_xlstm
+from t2n_hf.hf.capturable.griffin import capturable_griffin, has_griffin
+from t2n_hf.hf.capturable.lightning import capturable_lightning
+from t2n_hf.hf.capturable.rwkv import capturable_rwkv
+from t2n_hf.hf.capturable.xlstm import capturable_xlstm
 from t2n_hf.ops.state_space import gated_scan
 from t2n_hf.trace.swap import attributes_replaced
 

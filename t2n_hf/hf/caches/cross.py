@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches import WholeCache
+from t2n_hf.hf.caches.whole import WholeCache
 
 __all__ = ["RecordedCaches", "WholePairCache"]
 

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from transformers import PreTrainedModel
 
-from t2n_hf.hf.caches import cache_parameter
-from t2n_hf.hf.lightning import minimax_states
-from t2n_hf.hf.rwkv import rwkv_list, rwkv_states
-from t2n_hf.hf.states import LayerStates, StateCache
-from t2n_hf.hf.xlstm import XlstmStates, xlstm_states
+from t2n_hf.hf.caches.states import LayerStates, StateCache
+from t2n_hf.hf.caches.whole import cache_parameter
+from t2n_hf.hf.capturable.lightning import minimax_states
+from t2n_hf.hf.capturable.rwkv import rwkv_list, rwkv_states
+from t2n_hf.hf.capturable.xlstm import XlstmStates, xlstm_states
 
 __all__ = ["OwnCache", "own_cache"]
 
