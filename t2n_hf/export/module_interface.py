@@ -1,7 +1,6 @@
 """The Interface of any `nn.Module`, from examples given as for `torch.export.export`."""
 
 import inspect
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,7 +17,7 @@ from t2n_hf.hf.tasks.settings import capture_settings
 from t2n_hf.nnef.names import Namer, identifier
 from t2n_hf.trace.capture_dispatch import result_by_dispatch
 from t2n_hf.trace.interface import Interface
-from t2n_hf.trace.shapes import fake_run
+from t2n_hf.trace.shapes import fake_run, own_line
 from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
 
 __all__ = ["evaluation_mode", "module_interface"]
@@ -136,7 +135,7 @@ def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         refusal = CaptureError(
             f"forward of {type(module).__name__} reads a tensor's value (item(), tolist(), an `if`) at "
-            f"{_own_line(error)}; what it decides would be fixed in the archive. Compute it before, as a "
+            f"{own_line(error)}; what it decides would be fixed in the archive. Compute it before, as a "
             "plain attribute of the module, or choose with torch.where"
         )
         try:  # the value may be one that no weight has a part in
@@ -162,12 +161,6 @@ def _run_on_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _float_dtype(module: nn.Module) -> torch.dtype:
     return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-
-
-def _own_line(error: BaseException) -> str:
-    """Say which line of code outside of torch an error came from."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else "a line that is not known"
 
 
 def _layer_lists(module: nn.Module) -> list[str]:

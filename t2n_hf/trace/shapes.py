@@ -1,16 +1,18 @@
 """A module run on shapes alone: no weight is read."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch._export.utils import _compiling_state_context
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
+from t2n_hf.errors import CaptureError
 from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
 
-__all__ = ["fake_run", "shapes_only"]
+__all__ = ["fake_run", "own_line", "shapes_only"]
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def fake_run() -> Iterator[None]:
 def shapes_only(module: nn.Module) -> Iterator[None]:
     """Let `module` be run on tensors made inside the block: everything in it has a shape and a type, and no values.
 
-    The module has its own tensors back after any exit.
+    The module has its own tensors back after any exit. Raises CaptureError where it asks for a value.
     """
     with fake_run(), plain_tensors_kept(module):
         fakes: dict[int, torch.Tensor] = {}
@@ -36,5 +38,18 @@ def shapes_only(module: nn.Module) -> Iterator[None]:
             name: fakes.setdefault(id(tensor), torch.empty(tuple(tensor.shape), dtype=tensor.dtype))
             for name, tensor in tensors_of(module).items()
         }
-        with tensors_replaced(module, stand_ins):
-            yield
+        try:
+            with tensors_replaced(module, stand_ins):
+                yield
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise CaptureError(
+                f"forward of {type(module).__name__} reads a tensor's value (item(), tolist(), nonzero(), an `if`) at "
+                f"{own_line(error)}; what it decides would be fixed in the archive. Export the model with example_args "
+                "of its own and capture='dispatch' if it may be"
+            ) from error
+
+
+def own_line(error: BaseException) -> str:
+    """Say which line of code outside of torch an error came from."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else "a line that is not known"

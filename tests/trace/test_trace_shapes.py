@@ -1,11 +1,13 @@
 """A module run on shapes alone leaves nothing behind: neither in itself nor in what its code keeps between calls."""
 
+import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers.pytorch_utils import compile_compatible_method_lru_cache
 
 from t2n_hf import export_nnef
+from t2n_hf.errors import CaptureError
 from t2n_hf.trace.shapes import shapes_only
 
 
@@ -39,3 +41,22 @@ def test_a_model_runs_as_before_after_its_export(tmp_path):
     module = Anchored()
     export_nnef(module, tmp_path / "out", example_args=(torch.zeros(5, 3),), check=False)
     assert torch.equal(module(torch.zeros(5, 3))["y"][:, 0], torch.arange(5.0))
+
+
+class Chooser(nn.Module):
+    """Asks which of its inputs are positive, or whether the first is."""
+
+    def __init__(self, ask):
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, x):
+        return self.ask(x)
+
+
+@pytest.mark.parametrize("ask", [lambda x: x.nonzero(), lambda x: x[0].item()], ids=["how many", "what"])
+def test_a_module_that_asks_for_values_is_refused_with_the_line_that_asks(ask):
+    module = Chooser(ask)
+    says = r"forward of Chooser reads a tensor's value .* at .*lambda x: .*dispatch"
+    with pytest.raises(CaptureError, match=says), shapes_only(module):
+        module(torch.ones(3))

@@ -5,10 +5,9 @@ from typing import Any, Final, final
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException
 from transformers import PreTrainedModel
 
-from t2n_hf.errors import CaptureError, ConfigError
+from t2n_hf.errors import ConfigError
 from t2n_hf.hf.tasks.inputs import ModelInput, drawn_inputs, main_input, token_inputs
 from t2n_hf.hf.tasks.settings import capture_settings, layer_lists, outer_lists, takes
 from t2n_hf.hf.tasks.table import Task
@@ -102,13 +101,7 @@ def _outputs(model: PreTrainedModel, task: Task, names: tuple[str, ...], inputs:
         kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         examples = [torch.ones(tuple(given.example.shape), dtype=given.example.dtype) for given in inputs]
         examples = [e.to(kind) if e.is_floating_point() else e for e in examples]
-        try:
-            results = _Encoder(model, names, ()).results(examples)
-        except DataDependentOutputException as error:
-            raise CaptureError(
-                f"forward of {type(model).__name__} reads a tensor's value (item(), tolist(), an `if`), which would "
-                "be fixed in the archive; export it with example_args and capture='dispatch' if it may be"
-            ) from error
+        results = _Encoder(model, names, ()).results(examples)
         given = tuple(name for name in task.outputs if isinstance(results.get(name), torch.Tensor))
     if not given:
         raise ConfigError(
