@@ -8,14 +8,14 @@ class's own `forward` takes, gives what that gives, and uses the module's parame
 `forward` while a model is captured, and never otherwise: the check of an export runs the model's own code.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import MethodType
-from typing import Any, Final
+from typing import Final
 
 from torch import nn
 
 from t2n_hf.registry import declared_function, declared_names
+from t2n_hf.trace.swap import methods_replaced
 
 __all__ = ["REWRITES_GROUP", "rewrites_used"]
 
@@ -34,15 +34,7 @@ def rewrites_used(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for module in model.modules() if declared else ():
             name = f"{type(module).__module__}.{type(module).__qualname__}"
-            if name in declared:
-                own, rewrite = vars(module), declared_function(REWRITES_GROUP, name)
-                stack.callback(_put_back, own, own.get("forward"))
-                own["forward"] = MethodType(rewrite, module)  # type: ignore[arg-type]
+            rewrite = declared_function(REWRITES_GROUP, name) if name in declared else None
+            if rewrite is not None:
+                stack.enter_context(methods_replaced(module, {"forward": rewrite}))
         yield
-
-
-def _put_back(attributes: dict[str, Any], forward: Callable[..., Any] | None) -> None:
-    if forward is None:
-        del attributes["forward"]
-    else:  # a library wraps the forward of each module
-        attributes["forward"] = forward

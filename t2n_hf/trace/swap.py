@@ -1,7 +1,8 @@
-"""Other tensors in the place of a module's own, for a while."""
+"""Other tensors, methods and attributes in the place of a module's own, for a while."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import MethodType
 from typing import Any, Final
 
 import torch
@@ -9,7 +10,14 @@ from torch import nn
 
 from t2n_hf.errors import CaptureError
 
-__all__ = ["attributes_replaced", "buffers_watched", "plain_tensors_kept", "tensors_of", "tensors_replaced"]
+__all__ = [
+    "attributes_replaced",
+    "buffers_watched",
+    "methods_replaced",
+    "plain_tensors_kept",
+    "tensors_of",
+    "tensors_replaced",
+]
 
 _ABSENT: Final = object()
 
@@ -28,6 +36,11 @@ def attributes_replaced(module: nn.Module, attributes: Mapping[str, Any]) -> Ite
                 del own[name]
             else:
                 own[name] = value
+
+
+def methods_replaced(module: nn.Module, methods: Mapping[str, Callable[..., Any]]) -> AbstractContextManager[None]:
+    """Let `module` itself have these functions, which take it first, as methods, until the block is left in any way."""
+    return attributes_replaced(module, {name: MethodType(method, module) for name, method in methods.items()})
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -2,7 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from t2n_hf.trace.swap import attributes_replaced, plain_tensors_kept, tensors_of, tensors_replaced
+from t2n_hf.trace.swap import (
+    attributes_replaced,
+    methods_replaced,
+    plain_tensors_kept,
+    tensors_of,
+    tensors_replaced,
+)
 
 
 def twice():
@@ -59,4 +65,12 @@ def test_attributes_are_replaced_for_a_while():
 
     with pytest.raises(ZeroDivisionError):
         fail()
+    assert vars(layer) == before
+
+
+def test_functions_stand_in_as_methods_of_the_module():
+    layer = nn.Linear(2, 3)
+    before = dict(vars(layer))
+    with methods_replaced(layer, {"forward": lambda self, x: (self.out_features, x)}):
+        assert layer(7) == (3, 7)
     assert vars(layer) == before

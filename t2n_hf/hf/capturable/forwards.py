@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from t2n_hf.trace.stand_ins import in_scope, without_asserts
-from t2n_hf.trace.swap import attributes_replaced
+from t2n_hf.trace.swap import methods_replaced
 
 __all__ = ["capturable_forwards"]
 
@@ -29,7 +29,7 @@ def capturable_forwards(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             forward = _rewritten(type(module)) if isinstance(module, PreTrainedModel) else None  # type: ignore[arg-type]
             if forward is not None:
-                stack.enter_context(attributes_replaced(module, {"forward": MethodType(forward, module)}))
+                stack.enter_context(methods_replaced(module, {"forward": forward}))
         yield
 
 

@@ -6,7 +6,6 @@ along a sequence by one operator, at every length and from any state.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import MethodType
 from typing import Any, Final
 
 import torch
@@ -14,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from t2n_hf.ops.state_space import linear_scan
-from t2n_hf.trace.swap import attributes_replaced
+from t2n_hf.trace.swap import attributes_replaced, methods_replaced
 
 __all__ = ["capturable_griffin", "griffin_states", "has_griffin"]
 
@@ -58,10 +57,9 @@ def _replaced(
     with ExitStack() as stack:
         for number, block in _blocks(model):
             unit: Any = block.rg_lru
-            methods = {name: MethodType(function, unit) for name, function in of_units.items()}
-            named = {"forward": MethodType(forward, block), "layer_idx": number}
-            stack.enter_context(attributes_replaced(block, named))
-            stack.enter_context(attributes_replaced(unit, methods))
+            stack.enter_context(attributes_replaced(block, {"layer_idx": number}))
+            stack.enter_context(methods_replaced(block, {"forward": forward}))
+            stack.enter_context(methods_replaced(unit, of_units))
         yield
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import MethodType
 from typing import Any, Final
 
 import torch
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel
 
 from t2n_hf.hf.caches.states import LayerStates
 from t2n_hf.ops.state_space import gated_scan
-from t2n_hf.trace.swap import attributes_replaced
+from t2n_hf.trace.swap import methods_replaced
 
 __all__ = ["capturable_lightning", "minimax_states"]
 
@@ -25,7 +24,7 @@ def capturable_lightning(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for module in model.modules():
             if type(module).__name__ == _ATTENTION:
-                stack.enter_context(attributes_replaced(module, {"forward": MethodType(_in_one_walk, module)}))
+                stack.enter_context(methods_replaced(module, {"forward": _in_one_walk}))
         yield
 
 

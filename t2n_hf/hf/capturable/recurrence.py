@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache
-from types import FunctionType, MethodType
 from typing import Any, Final
 
 import torch
@@ -23,7 +22,8 @@ from t2n_hf.hf.capturable.lightning import capturable_lightning
 from t2n_hf.hf.capturable.rwkv import capturable_rwkv
 from t2n_hf.hf.capturable.xlstm import capturable_xlstm
 from t2n_hf.ops.state_space import gated_scan
-from t2n_hf.trace.swap import attributes_replaced
+from t2n_hf.trace.stand_ins import in_scope
+from t2n_hf.trace.swap import methods_replaced
 
 __all__ = ["begins_anew", "capturable_recurrences"]
 
@@ -160,10 +160,9 @@ def capturable_recurrences(model: nn.Module) -> Iterator[None]:
         for rewritten in (capturable_griffin, capturable_lightning, capturable_rwkv, capturable_xlstm):
             stack.enter_context(rewritten(model))
         for module in model.modules():
-            names = _names(type(module))
-            if names:
-                forward = MethodType(_rewritten(type(module)), module)  # type: ignore[arg-type]
-                stack.enter_context(attributes_replaced(module, {"forward": forward}))
+            if _names(type(module)):
+                forward = _rewritten(type(module))  # type: ignore[arg-type]
+                stack.enter_context(methods_replaced(module, {"forward": forward}))
         yield
 
 
@@ -176,12 +175,8 @@ def _names(kind: type[nn.Module]) -> frozenset[str]:
 @cache
 def _rewritten(kind: type[nn.Module]) -> Callable[..., Any]:
     """The forward of a class with other functions under the same names; one for all layers, so that they are alike."""
-    plain = inspect.unwrap(kind.forward)
-    assert isinstance(plain, FunctionType)
-    names = _names(kind)
-    scope = {**plain.__globals__, **{name: _WALKS[name] for name in names}}
-    rewritten = FunctionType(plain.__code__, scope, plain.__name__, plain.__defaults__, plain.__closure__)
-    rewritten.__kwdefaults__ = plain.__kwdefaults__
+    plain, names = inspect.unwrap(kind.forward), _names(kind)
+    rewritten = in_scope(plain, {name: _WALKS[name] for name in names})
     if not names & _WITHOUT_BEGINNING:
         return rewritten
     signature = inspect.signature(plain)

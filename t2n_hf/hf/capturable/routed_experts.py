@@ -7,7 +7,6 @@ on all rows, and what did not choose them counts nothing; experts in one tensor 
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import MethodType
 from typing import Any, Final
 
 import torch
@@ -15,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from t2n_hf.trace.stand_ins import attributes_kept
-from t2n_hf.trace.swap import attributes_replaced
+from t2n_hf.trace.swap import methods_replaced
 
 __all__ = ["capturable_experts"]
 
@@ -27,13 +26,12 @@ def capturable_experts(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             kind = type(module).__name__
             if kind in _FORWARDS:
-                stack.enter_context(attributes_replaced(module, {"forward": MethodType(_FORWARDS[kind], module)}))
+                stack.enter_context(methods_replaced(module, {"forward": _FORWARDS[kind]}))
             if kind in _CASTING_ROUTERS:
                 stack.enter_context(attributes_kept(module))  # what a router finds at a call it keeps in itself
                 classifier: Any = module.classifier
                 methods: dict[str, Callable[..., Any]] = {"to": _as_it_is, "forward": _in_the_type_of_its_input}
-                bound = {name: MethodType(method, classifier) for name, method in methods.items()}
-                stack.enter_context(attributes_replaced(classifier, bound))
+                stack.enter_context(methods_replaced(classifier, methods))
         yield
 
 

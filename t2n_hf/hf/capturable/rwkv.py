@@ -7,7 +7,6 @@ numbers, as the divisors are powers of two.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import MethodType
 from typing import Any, Final, final
 
 import torch
@@ -17,7 +16,7 @@ from transformers import PreTrainedModel
 
 from t2n_hf.hf.caches.states import LayerStates, StateCache
 from t2n_hf.ops.state_space import wkv_scan
-from t2n_hf.trace.swap import attributes_replaced
+from t2n_hf.trace.swap import attributes_replaced, methods_replaced
 
 __all__ = ["capturable_rwkv", "rwkv_list", "rwkv_states", "unscaled_rwkv"]
 
@@ -62,8 +61,8 @@ def capturable_rwkv(model: nn.Module) -> Iterator[None]:
                 # Blocks are alike but for their number, of which they only ask whether it is 0.
                 stack.enter_context(attributes_replaced(block, {"layer_id": min(number, 1), "layer_idx": number}))
                 for part, forward in ((block.attention, _mix), (block.feed_forward, _feed)):
-                    own = {"layer_id": 0, "layer_idx": number, "forward": MethodType(forward, part)}
-                    stack.enter_context(attributes_replaced(part, own))
+                    stack.enter_context(attributes_replaced(part, {"layer_id": 0, "layer_idx": number}))
+                    stack.enter_context(methods_replaced(part, {"forward": forward}))
         yield
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache
-from types import MethodType
 from typing import Any, Final
 
 import torch
@@ -19,10 +18,11 @@ from torch.nn import functional as F
 
 from t2n_hf.errors import CaptureError
 from t2n_hf.trace.stand_ins import in_scope, with_assignments
-from t2n_hf.trace.swap import attributes_replaced
+from t2n_hf.trace.swap import methods_replaced
 
 __all__ = ["capturable_windows"]
 
+_UNSEEN: Final = -1e10  # LongT5's own number: of a row that sees nothing, all others vanish beside it
 # Whether tokens that see all others were asked for in the call that is running.
 _GLOBAL: ContextVar[bool] = ContextVar("t2n_hf_windows_global", default=False)
 
@@ -34,8 +34,7 @@ def capturable_windows(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             methods = _methods(type(module))  # type: ignore[arg-type]
             if methods:
-                bound = {name: MethodType(method, module) for name, method in methods.items()}
-                stack.enter_context(attributes_replaced(module, bound))
+                stack.enter_context(methods_replaced(module, methods))
         yield
 
 
@@ -209,6 +208,3 @@ def _spread(self: Any, molecules: torch.Tensor, char_seq_length: int) -> torch.T
     """To each character its molecule [B, M, width], counted after the first; the last one to all that is left."""
     places = torch.arange(char_seq_length, device=molecules.device) // self.config.downsampling_rate + 1
     return molecules[:, places.clamp(max=molecules.shape[1] - 1)]
-
-
-_UNSEEN: Final = -1e10  # LongT5's own number: of a row that sees nothing, all others vanish beside it

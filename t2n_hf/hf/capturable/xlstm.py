@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import MethodType
 from typing import Any, Final, final
 
 import torch
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel
 
 from t2n_hf.hf.caches.states import LayerStates, StateCache
 from t2n_hf.ops.state_space import mlstm_scan
-from t2n_hf.trace.swap import attributes_replaced
+from t2n_hf.trace.swap import methods_replaced
 
 __all__ = ["XlstmStates", "capturable_xlstm", "xlstm_states"]
 
@@ -53,7 +52,7 @@ def capturable_xlstm(model: nn.Module) -> Iterator[None]:
                 # Longer texts are run in parts, to the same result.
                 stack.callback(setattr, config, "max_inference_chunksize", config.max_inference_chunksize)
                 config.max_inference_chunksize = _NoLimit()
-                stack.enter_context(attributes_replaced(module, {"forward": MethodType(_in_one_walk, module)}))
+                stack.enter_context(methods_replaced(module, {"forward": _in_one_walk}))
         yield
 
 
