@@ -25,7 +25,15 @@ from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches.whole import ATTENTION_KINDS, WholeLayer, cache_parameter
 from t2n_hf.trace.shapes import shapes_only
 
-__all__ = ["KEY_VALUE_LENGTH", "LayerStates", "StateCache", "keeps_states", "states_of"]
+__all__ = [
+    "KEY_VALUE_LENGTH",
+    "LayerStates",
+    "StateCache",
+    "growing",
+    "keeps_states",
+    "past_length",
+    "states_of",
+]
 
 KEY_VALUE_LENGTH: Final = 2  # axis of keys and values that grows
 _KEEPS_NOTHING: Final = "dummy"  # transformers' word for layers without a cache
@@ -67,6 +75,17 @@ class LayerStates:
     def count(self) -> int:
         """Number of its tensors."""
         return len(self.attention) + self.fixed
+
+
+def growing(layout: Sequence[LayerStates]) -> list[bool]:
+    """For each tensor of `layout`, layer by layer, whether it grows with the tokens."""
+    return [grown for states in layout for grown in states.grows()]
+
+
+def past_length(tensors: Sequence[torch.Tensor], layout: Sequence[LayerStates]) -> int:
+    """Number of past tokens in the tensors of `layout`, as a symbol where it is one; 0 when none of them grows."""
+    grown = (tensor for tensor, grows in zip(tensors, growing(layout), strict=True) if grows)
+    return next((tensor.shape[KEY_VALUE_LENGTH] for tensor in grown), 0)
 
 
 class _Kept(LinearAttentionLayer):

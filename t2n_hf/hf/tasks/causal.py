@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches.states import KEY_VALUE_LENGTH, LayerStates, StateCache
+from t2n_hf.hf.caches.states import KEY_VALUE_LENGTH, LayerStates, StateCache, growing, past_length
 from t2n_hf.hf.caches.whole import WholeCache, cache_parameter
 from t2n_hf.hf.capturable.griffin import griffin_states
 from t2n_hf.hf.capturable.own_caches import own_cache
@@ -68,7 +68,7 @@ class _CausalLM(nn.Module):
             return self._each_row(input_ids, caches, attention_mask, position_ids)
         if self._own is not None and self._own.lone_rows and not self._captured and input_ids.shape[0] > 1:
             return self._each_row(input_ids, caches, None, position_ids)
-        past = self._past_length(caches)
+        past = past_length(caches, self._layout)
         if attention_mask is not None and attention_mask.shape[1] != input_ids.shape[1] + past:
             raise ConfigError(f"a mask of {attention_mask.shape[1]} for {input_ids.shape[1]} tokens after {past}")
         options = {} if attention_mask is None else {"attention_mask": attention_mask}
@@ -107,10 +107,6 @@ class _CausalLM(nn.Module):
             rows.append([part[:1] for part in found])
         return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
 
-    def _past_length(self, caches: list[torch.Tensor]) -> int:
-        grows = [grown for states in self._layout for grown in states.grows()]
-        return next((cache.shape[KEY_VALUE_LENGTH] for cache, grown in zip(caches, grows, strict=True) if grown), 0)
-
     def _spans(
         self, input_ids: torch.Tensor, cache: StateCache, options: dict[str, torch.Tensor]
     ) -> list[tuple[Any, ...]]:
@@ -123,7 +119,7 @@ class _CausalLM(nn.Module):
         spans = []
         for at in range(new):
             now = {name: value[:, at : at + 1] for name, value in options.items()}
-            if mask is not None and any(grown for states in self._layout for grown in states.grows()):
+            if mask is not None and any(growing(self._layout)):
                 now["attention_mask"] = mask[:, : mask.shape[1] - new + at + 1]
             spans.append((input_ids[:, at : at + 1], cache, now))
         return spans
@@ -190,7 +186,7 @@ def causal_interface(model: PreTrainedModel, options: CausalOptions) -> Interfac
     layout = _layout(model)
     kept = [named for states in layout for named in states.named()]
     names = cache_names(layout)
-    grows = [grown for states in layout for grown in states.grows()]
+    grows = growing(layout)
     rows = _BATCH if options.batch else 1
     caches = [
         cache_example(shape, rows, _PAST if grown else None, options.dtype)

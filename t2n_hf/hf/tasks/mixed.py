@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
-from t2n_hf.hf.caches.states import KEY_VALUE_LENGTH, LayerStates, StateCache
+from t2n_hf.hf.caches.states import KEY_VALUE_LENGTH, LayerStates, StateCache, growing, past_length
 from t2n_hf.hf.caches.whole import WholeCache, cache_parameter
 from t2n_hf.hf.capturable.recurrence import begins_anew
 from t2n_hf.hf.tasks.layout import cache_example, cache_layout, cache_names
@@ -114,7 +114,7 @@ class _Decoder(nn.Module):
         tokens stand for an image, [1, S] i64: those that the model takes.
         """
         mixing, cache, left = self._mixing, self._cache(caches), list(more)
-        past = self._past_length(caches)
+        past = past_length(caches, self._layout)
         arguments: dict[str, Any] = {self._cache_name: cache, "use_cache": True, "return_dict": True}
         told: dict[str, Any] = {}
         if mixing.deep:
@@ -145,10 +145,6 @@ class _Decoder(nn.Module):
         if all(states.count and not states.fixed for states in self._layout):
             return WholeCache(caches)
         return StateCache([tensor.clone() for tensor in caches], self._layout)  # states are written to in place
-
-    def _past_length(self, caches: list[torch.Tensor]) -> int:
-        grows = [grown for states in self._layout for grown in states.grows()]
-        return next((cache.shape[KEY_VALUE_LENGTH] for cache, grown in zip(caches, grows, strict=True) if grown), 0)
 
 
 @contextmanager
@@ -209,7 +205,7 @@ def decoder_interface(
             "nothing at all, which is supported in models of text only"
         )
     kept = [shape for states in layout for _, shape in states.named()]
-    grows = [grown for states in layout for grown in states.grows()]
+    grows = growing(layout)
     caches = [
         cache_example(shape, 1, _PAST if grown else None, dtype) for shape, grown in zip(kept, grows, strict=True)
     ]
