@@ -243,6 +243,25 @@ def test_hidden_states_are_collected_once_whatever_part_of_a_model_ran_before():
     torch.testing.assert_close(found, expected)
 
 
+def test_hooks_that_collect_hidden_states_go_with_the_capture_but_those_that_were_there():
+    model = causal(*CAUSAL["llama"])
+    ids = torch.tensor([[1, 2, 3]])
+
+    def hooks():
+        return {name: list(module._forward_hooks) for name, module in model.named_modules()}, set(vars(model.model))
+
+    before = hooks()
+    with capture_settings(model.model):
+        assert hooks() != before
+    assert hooks() == before
+    # A part that was captured by itself does not collect its states twice with the model around it.
+    assert len(model(ids, output_hidden_states=True).hidden_states) == model.config.num_hidden_layers + 1
+    before = hooks()
+    with capture_settings(model):
+        pass
+    assert hooks() == before
+
+
 def test_experts_are_batched_only_while_capturing():
     model = causal(*CAUSAL["mixtral"])
     before = model.get_experts_implementation()

@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 
+# What transformers notes in a model whose layers have hooks that collect hidden states.
+_HOOKED: Final = "_output_capturing_hooks_installed"
 # How configurations call the number of positions (the last: MPT).
 _POSITIONS: Final = ("max_position_embeddings", "max_target_positions", "max_seq_len")
 
@@ -48,7 +50,7 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
             model.set_attn_implementation("sdpa")
         stack.callback(model.set_experts_implementation, model.get_experts_implementation())
         model.set_experts_implementation("batched_mm")
-        _install_hooks(model)
+        stack.enter_context(_hooks_installed(model))
         stack.enter_context(capturable_rotary(model))
         stack.enter_context(capturable_recurrences(model))
         for capturable in (capturable_experts, capturable_forwards, capturable_windows):
@@ -56,20 +58,31 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
-def _install_hooks(model: PreTrainedModel) -> None:
-    """Have transformers put the hooks that collect hidden states on layers, as it does when these are first asked for.
+@contextmanager
+def _hooks_installed(model: PreTrainedModel) -> Iterator[None]:
+    """Have the hooks of transformers that collect hidden states on layers, as it puts them there when first asked.
 
     While the model is captured something else may stand in the place of its layers. A part that has its hooks already
     (a backbone that has run) would get them twice with those of a model around it, and collect every state twice: such
-    a model is left to transformers.
+    a model is left to transformers. For the same reason those of this block go with it.
     """
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel) and not any(map(_has_hooks, part.modules())):
-            maybe_install_capturing_hooks(part)
+    modules = list(model.modules())
+    before = [(module, set(module._forward_hooks)) for module in modules]
+    with ExitStack() as stack:
+        for part in modules:
+            if isinstance(part, PreTrainedModel) and not any(map(_has_hooks, part.modules())):
+                inside = [module for module in part.modules() if isinstance(module, PreTrainedModel)]
+                maybe_install_capturing_hooks(part)
+                for marked in filter(_has_hooks, inside):
+                    stack.callback(delattr, marked, _HOOKED)
+        for module, hooks in before:
+            for number in set(module._forward_hooks) - hooks:
+                stack.callback(module._forward_hooks.pop, number, None)
+        yield
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return getattr(module, "_output_capturing_hooks_installed", False)
+    return getattr(module, _HOOKED, False)
 
 
 def usable_context(model: PreTrainedModel) -> int | None:
