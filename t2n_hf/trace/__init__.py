@@ -1,12 +1,19 @@
 """Capture of a model as graphs of ATen calls, by torch.export under fake tensors: no weight is read.
 
 `interface` says what is captured (made by `hf.tasks` or `export.module_interface`), `capture` does it, `captured` is
-what comes of it. On the way: `fakes` stand in for weights, `flat` lays arguments flat, `pieces` traces each kind of
-repeated layer once (`layers` tells kinds apart, `tracing` traces one, `piece_by_piece_serialize` makes calls flat and
-back, with structures as text: `tree_text`), `passes` simplify the graphs.
+what comes of it. What goes in: `fakes` stand in for weights, `flat` lays arguments flat and `alike` joins equal ones,
+`lengths` and `tensor_lengths` keep what is free, `recurrent` and `rewrites` let modules run other code. For that `swap`
+puts tensors and methods in the place of a module's own, `function_variants` changes functions, `shapes` runs a module
+without values.
 
-`dispatching` makes a graph from one run instead: `python_tensor` wraps what flows through the function,
-`dispatch_tracer` builds the graph, `trace_memory` keeps what was given as it is.
+Layers: `pieces` traces each kind once (`layers` tells kinds apart, `tracing` traces one, `watchers` are hooks around
+it, `direct_call` repeats a known call, `piece_by_piece_serialize` makes calls flat and back, with structures as text:
+`tree_text`); `outline` finds them in a graph of the whole model instead, with `call_names`; `same_graph` says which are
+one. `passes` simplify the graphs, `inline_constants` names what is left.
+
+`dispatching` makes a graph from one run instead (`capture_dispatch` of an interface): `python_tensor` wraps what flows
+through the function, `dispatch_tracer` builds the graph, with lengths by `number_nodes`, and `trace_memory` keeps what
+was given as it is.
 """
 
 from t2n_hf.trace.dispatch_tracer import DispatchTracer

@@ -1,29 +1,14 @@
-"""Functions of other people with other names in sight, or without their asserts; modules as they were before a call."""
+"""Variants of functions of other people: with other names in sight, other assignments, or without their asserts."""
 
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from types import CellType, CodeType, FunctionType
 from typing import Any, final
 
-from torch import nn
-
-__all__ = ["attributes_kept", "in_scope", "with_assignments", "without_asserts"]
-
-
-@contextmanager
-def attributes_kept(module: nn.Module) -> Iterator[None]:
-    """After any exit `module` itself has the attributes, parameters and parts that it had, and no others."""
-    own = vars(module)
-    before = dict(own)
-    try:
-        yield
-    finally:
-        own.clear()
-        own.update(before)
+__all__ = ["in_scope", "with_assignments", "without_asserts"]
 
 
 def in_scope(function: Callable[..., Any], names: Mapping[str, Any]) -> Callable[..., Any]:

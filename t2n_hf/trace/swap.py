@@ -11,6 +11,7 @@ from torch import nn
 from t2n_hf.errors import CaptureError
 
 __all__ = [
+    "attributes_kept",
     "attributes_replaced",
     "buffers_watched",
     "methods_replaced",
@@ -36,6 +37,18 @@ def attributes_replaced(module: nn.Module, attributes: Mapping[str, Any]) -> Ite
                 del own[name]
             else:
                 own[name] = value
+
+
+@contextmanager
+def attributes_kept(module: nn.Module) -> Iterator[None]:
+    """After any exit `module` itself has the attributes, parameters and parts that it had, and no others."""
+    own = vars(module)
+    before = dict(own)
+    try:
+        yield
+    finally:
+        own.clear()
+        own.update(before)
 
 
 def methods_replaced(module: nn.Module, methods: Mapping[str, Callable[..., Any]]) -> AbstractContextManager[None]:

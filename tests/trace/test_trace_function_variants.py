@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from t2n_hf.trace.stand_ins import attributes_kept, in_scope, with_assignments, without_asserts
+from t2n_hf.trace.function_variants import in_scope, with_assignments, without_asserts
 
 
 def measure(values: Any) -> int:
@@ -126,20 +126,3 @@ def test_lines_of_a_function_without_asserts_are_those_of_its_file():
 def test_what_is_not_written_in_python_is_refused(change):
     with pytest.raises(TypeError, match="no function of Python code"):
         change(len)
-
-
-def test_a_module_has_only_what_it_had_after_an_error():
-    module = nn.Linear(2, 2)
-    weight = module.weight
-
-    def change():
-        with attributes_kept(module):
-            module.found = 1
-            del module.in_features
-            raise RuntimeError("in between")
-
-    with pytest.raises(RuntimeError, match="in between"):
-        change()
-    assert not hasattr(module, "found")
-    assert module.in_features == 2
-    assert module.weight is weight

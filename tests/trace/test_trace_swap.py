@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from t2n_hf.trace.swap import (
+    attributes_kept,
     attributes_replaced,
     methods_replaced,
     plain_tensors_kept,
@@ -74,3 +75,20 @@ def test_functions_stand_in_as_methods_of_the_module():
     with methods_replaced(layer, {"forward": lambda self, x: (self.out_features, x)}):
         assert layer(7) == (3, 7)
     assert vars(layer) == before
+
+
+def test_a_module_has_only_what_it_had_after_an_error():
+    module = nn.Linear(2, 2)
+    weight = module.weight
+
+    def change():
+        with attributes_kept(module):
+            module.found = 1
+            del module.in_features
+            raise RuntimeError("in between")
+
+    with pytest.raises(RuntimeError, match="in between"):
+        change()
+    assert not hasattr(module, "found")
+    assert module.in_features == 2
+    assert module.weight is weight

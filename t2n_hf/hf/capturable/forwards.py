@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from t2n_hf.trace.stand_ins import in_scope, without_asserts
+from t2n_hf.trace.function_variants import in_scope, without_asserts
 from t2n_hf.trace.swap import methods_replaced
 
 __all__ = ["capturable_forwards"]

@@ -22,7 +22,7 @@ from t2n_hf.hf.capturable.lightning import capturable_lightning
 from t2n_hf.hf.capturable.rwkv import capturable_rwkv
 from t2n_hf.hf.capturable.xlstm import capturable_xlstm
 from t2n_hf.ops.state_space import gated_scan
-from t2n_hf.trace.stand_ins import in_scope
+from t2n_hf.trace.function_variants import in_scope
 from t2n_hf.trace.swap import methods_replaced
 
 __all__ = ["begins_anew", "capturable_recurrences"]

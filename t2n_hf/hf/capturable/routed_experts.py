@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from t2n_hf.trace.stand_ins import attributes_kept
-from t2n_hf.trace.swap import methods_replaced
+from t2n_hf.trace.swap import attributes_kept, methods_replaced
 
 __all__ = ["capturable_experts"]
 

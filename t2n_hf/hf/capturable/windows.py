@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from t2n_hf.errors import CaptureError
-from t2n_hf.trace.stand_ins import in_scope, with_assignments
+from t2n_hf.trace.function_variants import in_scope, with_assignments
 from t2n_hf.trace.swap import methods_replaced
 
 __all__ = ["capturable_windows"]
