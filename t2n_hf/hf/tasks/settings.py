@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from t2n_hf.errors import ConfigError
+from t2n_hf.hf.caches.states import growing
 from t2n_hf.hf.capturable.forwards import capturable_forwards
 from t2n_hf.hf.capturable.own_caches import own_cache
 from t2n_hf.hf.capturable.recurrence import capturable_recurrences
@@ -88,7 +89,7 @@ def _has_hooks(module: nn.Module) -> bool:
 def usable_context(model: PreTrainedModel) -> int | None:
     """Number of positions that the model was made for, or None when it has no bound."""
     own = own_cache(model)
-    if own is not None and not any(grown for states in own.layout(model) for grown in states.grows()):
+    if own is not None and not any(growing(own.layout(model))):
         return None  # what the config says is how long the texts were that it learned from
     text = model.config.get_text_config(decoder=True)
     stated = (getattr(text, name, None) for name in _POSITIONS)
