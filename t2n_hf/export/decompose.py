@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._decomp import decomposition_table
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -99,7 +100,8 @@ def _tried(
 
     before = len(mode.shape_env.guards) if mode.shape_env is not None else 0
     try:
-        with mode, torch.no_grad():
+        # Without the Python dispatcher torch asks for some lengths as numbers, which would fix them.
+        with mode, enable_python_dispatcher(), torch.no_grad():
             graph = make_fx(call, decomposition_table=rules)(*values.values()).graph
     except Exception:  # noqa: BLE001 - whatever it is, the operator is then reported as missing
         return None

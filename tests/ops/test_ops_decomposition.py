@@ -3,6 +3,7 @@
 import pytest
 import torch
 from op_harness import Case, build_and_run, compare, floats, interface_for
+from torch._dynamo import config as dynamo_config
 
 from t2n_hf.errors import MissingEmittersError
 from t2n_hf.export.decompose import decompose_unknown
@@ -78,3 +79,10 @@ def test_what_is_written_keeps_the_place_it_comes_from():
     traces = {node.meta["stack_trace"] for node in graph.graph.nodes if node.op == "call_function"}
     decompose_unknown(graph, set(emitter_table().overloads()))
     assert {node.meta["stack_trace"] for node in graph.graph.nodes if node.op == "call_function"} == traces
+
+
+def test_the_parts_of_a_call_do_not_fix_a_length_whether_torch_remembers_their_results_or_not():
+    with dynamo_config.patch(fake_tensor_cache_enabled=False):
+        graph = captured(lambda x: torch.fft.fftn(x, dim=(1, 2)).real)
+        decompose_unknown(graph, {aten._fft_c2c.default, aten._to_copy.default, aten.real.default})
+    assert aten._fft_c2c.default in targets(graph)
