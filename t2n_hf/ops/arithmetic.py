@@ -8,7 +8,7 @@ from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.table import EMITTERS
 from t2n_hf.ops.value import Operand, Value, is_number
 
-__all__: list[str] = []
+__all__ = ["whole_remainder"]
 
 _aten = torch.ops.aten
 _emits = EMITTERS.emits
@@ -101,21 +101,27 @@ def remainder(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
     if dtype.is_floating_point:
         whole = emit.unary("floor", emit.binary("div", left, right, dtype))
         return emit.binary("sub", left, emit.binary("mul", whole, right, dtype), dtype)
-    rest = _rest(emit, left, right)
+    return whole_remainder(emit, left, right, dtype)
+
+
+def whole_remainder(emit: Emit, left: Operand, right: Operand, dtype: torch.dtype) -> Value:
+    """`left % right` of whole numbers of `dtype`; it has the sign of `right`."""
+    rest = _rest(emit, left, right, dtype)
     # A rest of the wrong sign is one divisor away from the right one.
-    return _rest(emit, emit.binary("add", rest, right, dtype), right)
+    return _rest(emit, emit.binary("add", rest, right, dtype), right, dtype)
 
 
-def _rest(emit: Emit, left: Operand, right: Operand) -> Value:
-    quotient = emit.binary("div", left, right, emit.dtype)
-    return emit.binary("sub", left, emit.binary("mul", quotient, right, emit.dtype), emit.dtype)
+def _rest(emit: Emit, left: Operand, right: Operand, dtype: torch.dtype) -> Value:
+    """What is left of a division that rounds towards zero, as tract's does of whole numbers."""
+    quotient = emit.binary("div", left, right, dtype)
+    return emit.binary("sub", left, emit.binary("mul", quotient, right, dtype), dtype)
 
 
 @_emits(_aten.fmod.Tensor, _aten.fmod.Scalar)
 def fmod(emit: Emit, left: Operand, right: Operand, **_: object) -> Value:
     """The rest of a division that rounds towards zero; it has the sign of `left`."""
     if not emit.dtype.is_floating_point:
-        return _rest(emit, left, right)
+        return _rest(emit, left, right, emit.dtype)
     quotient = _truncated(emit, emit.binary("div", left, right, emit.dtype))
     return emit.binary("sub", left, emit.binary("mul", quotient, right, emit.dtype), emit.dtype)
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 import sympy
 import torch
 
+from t2n_hf.ops.arithmetic import whole_remainder
 from t2n_hf.ops.dims import Length, product, same
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.shape import axis_of
@@ -178,16 +179,9 @@ def _rolled(emit: Emit, x: Value, amount: Length, axis: int) -> Value:
         cut = length - 1 if amount == 1 else 1
     else:  # the axis may be shorter
         places = emit.binary("sub", emit.range(0, length, torch.int64), amount, torch.int64)
-        rest = _rest(emit, places, length)
-        return emit.gather(x, _rest(emit, emit.binary("add", rest, length, torch.int64), length), axis)
+        return emit.gather(x, whole_remainder(emit, places, length, torch.int64), axis)
     parts = [emit.slice(x, axis, cut, length), emit.slice(x, axis, 0, cut)]
     return emit.concat(parts, axis, x.dtype)
-
-
-def _rest(emit: Emit, places: Value, length: Length) -> Value:
-    """What is left of a division that rounds towards zero."""
-    quotient = emit.binary("div", places, length, torch.int64)
-    return emit.binary("sub", places, emit.binary("mul", quotient, length, torch.int64), torch.int64)
 
 
 @_emits(_aten.flip.default)
