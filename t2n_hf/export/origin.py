@@ -13,6 +13,7 @@ from torch import nn
 from t2n_hf.errors import CheckpointNotFoundError
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.hf.companions import fetch_companions
+from t2n_hf.hf.config import Late
 from t2n_hf.hf.loading import checkpoint_folder, load_checkpoint
 
 __all__ = ["Origin", "load", "origin_of"]
@@ -45,7 +46,9 @@ def load(
     if not _is_quantized(folder):
         given |= asked
         config = replace(config, weights=None, embeddings=None, lm_head=None)
-    loaded = load_checkpoint(source, task=config.task, **given)
+    # Each weight is read to be written, and then only to check what was written.
+    late: Late = "once" if config.check else "always"
+    loaded = load_checkpoint(source, task=config.task, late=late, **given)
     return loaded, Origin(folder=folder) if Path(source).is_dir() else _from_hub(source, folder), config
 
 

@@ -1,7 +1,8 @@
 """The export folder: archives, configuration, tokenizer, licence, card and manifest."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +15,10 @@ from t2n_hf.export.graph import TensorShape
 from t2n_hf.export.origin import Origin
 from t2n_hf.export.parts import Part
 from t2n_hf.export.side_files import copy_companions, save_tokenizer, write_config
+from t2n_hf.export.weights import PlannedWeight
 from t2n_hf.hub.card import build_card, read_card_metadata
 from t2n_hf.nnef.archive import GRAPH_FILE, ArchiveWriter
-from t2n_hf.nnef.dat import BLOCK_FORMATS
+from t2n_hf.nnef.dat import BLOCK_FORMATS, Payload
 from t2n_hf.nnef.sinks import WrittenFile
 from t2n_hf.store.manifest import CARD_NAME, ExportManifest, FileEntry, list_files
 
@@ -31,7 +33,9 @@ def write_archives(
     parts: Sequence[Part],
     on_progress: Callable[[int, int], None] | None,
 ) -> dict[str, WrittenFile]:
-    """Write the archive of each part into `staging`, one weight in memory at a time; returns what each file is.
+    """Write the archive of each part into `staging`; returns what each file is.
+
+    One weight is in memory at a time, or two when the next one is quantized meanwhile.
 
     `on_progress(done, total)` is told bytes.
     """
@@ -43,13 +47,24 @@ def write_archives(
             ArchiveWriter(staging / part.archive, config.format, level=config.compression_level) as archive,  # type: ignore[arg-type]
         ):
             archive.add_text(GRAPH_FILE, part.graph.text)
-            for weight in part.graph.weights:
-                archive.add_dat(weight.label, weight.open(Path(scratch)))
+            for weight, payload in _opened(part.graph.weights, Path(scratch)):
+                archive.add_dat(weight.label, payload)
                 done += weight.nbytes
                 if on_progress is not None:
                     on_progress(done, total)
         files |= archive.files
     return files
+
+
+def _opened(weights: Sequence[PlannedWeight], scratch: Path) -> Iterator[tuple[PlannedWeight, Payload]]:
+    """Give each weight with its payload, opening what may be opened early while the one before is written."""
+    with ThreadPoolExecutor(1) as executor:
+        opening: Future[Payload] | None = None
+        for place, weight in enumerate(weights):
+            payload = weight.open(scratch) if opening is None else opening.result()
+            early = [following for following in weights[place + 1 : place + 2] if following.early]
+            opening = executor.submit(early[0].open, scratch) if early else None
+            yield weight, payload
 
 
 def write_side_files(staging: Path, model: nn.Module, origin: Origin, tokenizer: Any) -> None:  # noqa: ANN401

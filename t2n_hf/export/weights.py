@@ -8,13 +8,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from t2n_hf.contract import InferenceTarget, OffloadState, SupportsOffloadState
 from t2n_hf.dtypes import dtype_named, dtype_of
 from t2n_hf.errors import FormatError, QuantizationError
+from t2n_hf.hf.late import LateContent
 from t2n_hf.hf.plan import Choice
 from t2n_hf.nnef.dat import (
     BLOCK_FORMATS,
@@ -64,13 +65,19 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedWeight:
-    """A weight whose header is known and can be written. `open(scratch)` gives its payload, which holds the values."""
+    """A weight whose header is known and can be written.
+
+    Attributes:
+        open: given a folder for files in between, gives the payload, which holds the values.
+        early: opening it is most of the work (it is quantized), and may be done while another one is written.
+    """
 
     label: str
     name: str
     format: str
     header: DatHeader
     open: Callable[[Path], Payload]
+    early: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -92,7 +99,21 @@ def plan_weight(weight: Weight, target: InferenceTarget) -> PlannedWeight:
         format=header.format,
         header=header,
         open=lambda scratch: _checked(_open(weight, stored, target, scratch), header, weight.name),
+        early=_opens_early(weight),
     )
+
+
+def _opens_early(weight: Weight) -> bool:
+    value = weight.value
+    if not isinstance(value, OffloadedTensor) or not isinstance(value.source.content, LateContent):
+        return False
+    # A class with a way of its own was promised that no other state is in memory.
+    return weight.format in BLOCK_FORMATS and not _writes_its_own(value.inner_class)
+
+
+def _writes_its_own(owner: Any) -> bool:  # noqa: ANN401 - a class with an offload state
+    ours: Any = SupportsOffloadState.write_offload_state_in_file
+    return owner.write_offload_state_in_file.__func__ is not ours.__func__
 
 
 def _nothing(shape: tuple[int, ...], format_name: str) -> Payload:
@@ -154,8 +175,7 @@ def _owner(value: torch.Tensor) -> tuple[type[SupportsOffloadState] | None, Offl
 def _by_owner(
     owner: type[SupportsOffloadState], state: OffloadState, weight: Weight, target: InferenceTarget, scratch: Path
 ) -> Payload:
-    ours = SupportsOffloadState.write_offload_state_in_file.__func__  # type: ignore[attr-defined]
-    if owner.write_offload_state_in_file.__func__ is ours:  # type: ignore[attr-defined]
+    if not _writes_its_own(owner):
         return owner.dat_payload(state, target)
     owner.write_offload_state_in_file(state, scratch, "weight", target)
     path = scratch / "weight.dat"

@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from transformers.utils.quantization_config import MetalConfig
 
@@ -12,10 +12,12 @@ from t2n_hf.contract import COMPUTE_MODES
 from t2n_hf.errors import ConfigError
 from t2n_hf.registry import format_class
 
-__all__ = ["NOT_QUANTIZED", "QUANT_METHOD", "T2NConfig"]
+__all__ = ["NOT_QUANTIZED", "QUANT_METHOD", "Late", "T2NConfig"]
 
 QUANT_METHOD: Final = "t2n"
 NOT_QUANTIZED: Final = "none"
+Late: TypeAlias = Literal["once", "always"]
+"""Quantize what stays on disk when it is read: the first time, and keep it in the spill, or each time."""
 _STORED: Final = ("weights", "embeddings", "lm_head", "modules_to_not_convert", "compute")
 _MACHINE: Final = ("max_resident_bytes", "spill_dir", "readahead_bytes", "max_length", "batch_size", "importance")
 
@@ -99,6 +101,8 @@ class T2NConfig(MetalConfig):
         self.importance = _path("importance", importance, "a file")
         # No option: bytes by device, set by load_checkpoint. transformers drops max_memory beside a given map.
         self.limits: dict[Any, int] | None = None
+        # No option: see load_checkpoint.
+        self.late: Late | None = None
         self.tensors: dict[str, Any] | None = None
         self.requested: dict[str, Any] | None = None
         self.post_init()

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from transformers.utils import cached_file
 
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError, T2NError
-from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
+from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, Late, T2NConfig
 from t2n_hf.hf.dispatch.options import limits_of
 from t2n_hf.hf.placement.device_map import DISK
 from t2n_hf.hf.quantizer import register
@@ -68,6 +68,7 @@ def load_checkpoint(
     dtype: torch.dtype | str | None = None,
     task: str | None = None,
     config: T2NConfig | None = None,
+    late: Late | None = None,
     **options: Any,  # noqa: ANN401 - for from_pretrained: revision, token, cache_dir, trust_remote_code...
 ) -> "PreTrainedModel":
     """Load a model folder or a repository of the Hub, its weights left on disk unless `device_map` says otherwise.
@@ -85,6 +86,9 @@ def load_checkpoint(
         dtype: None keeps that of the checkpoint.
         task: which head to load, one of hf.tasks.TASKS; None takes the class that the checkpoint names.
         config: all options at once, in place of `weights`, `embeddings` and `lm_head`.
+        late: quantize matrices that stay on disk when they are read, the first time ("once") or each time ("always"),
+            where that gives the same: for a model whose weights are read in one pass. A bad value, which is refused
+            while loading otherwise, is then refused when a weight is read.
         **options: handed to from_pretrained. `trust_remote_code` stays False unless it is given.
 
     Raises CheckpointNotFoundError, StorageError or FormatError for a checkpoint that cannot be loaded, ConfigError for
@@ -108,6 +112,9 @@ def load_checkpoint(
     device_map = _ON_DISK if isinstance(device_map, str) and device_map == DISK else device_map
     if isinstance(device_map, Mapping) and max_memory is not None:
         config = _with_limits(config, stored, max_memory)
+    if config is not None and late is not None:
+        config = copy.deepcopy(config)
+        config.late = late
     if config is not None:  # an explicit None would make transformers forget that a checkpoint is quantized
         options["quantization_config"] = config
     may_differ = options.pop("ignore_mismatched_sizes", False)

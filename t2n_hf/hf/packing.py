@@ -1,5 +1,6 @@
 """Quantizing one weight: as a whole, or by its first axis: one expert, or some rows of a large matrix, at a time."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -10,7 +11,7 @@ from t2n_hf.hf.sampled_error import SampledError
 from t2n_hf.tensor.opaque import OpaqueTensor
 from t2n_hf.tensor.transposed import TransposedTensor
 
-__all__ = ["ItemPacker", "packs_by_item", "quantized", "rows_at_once"]
+__all__ = ["ItemPacker", "keeps_rows_apart", "packs_by_item", "quantized", "rows_at_once"]
 
 # A matrix larger than this is quantized some rows at a time, so that few pages of its checkpoint are in memory.
 _LARGE_NBYTES: Final = 32 << 20
@@ -79,11 +80,14 @@ def packs_by_item(choice: Choice, shape: torch.Size | tuple[int, ...]) -> bool:
 
 def rows_at_once(choice: Choice, value: torch.Tensor) -> int | None:
     """Say how many rows of the matrix `value` are to be quantized at a time; None for all of them."""
-    if choice.format is None or choice.transposed or value.dim() != 2 or value.nbytes < _LARGE_NBYTES:
-        return None
-    if not _keeps_items_apart(choice.format, 2, value.shape[1]):
+    if value.dim() != 2 or value.nbytes < _LARGE_NBYTES or not keeps_rows_apart(choice, value.shape):
         return None
     return max(1, _ROWS_NBYTES // (value.shape[1] * value.element_size()))
+
+
+def keeps_rows_apart(choice: Choice, shape: Sequence[int]) -> bool:
+    """Say whether a matrix of `shape` can be quantized some rows at a time: its class keeps them apart."""
+    return choice.format is not None and not choice.transposed and _keeps_items_apart(choice.format, 2, shape[1])
 
 
 def _keeps_items_apart(kind: type[WeightFormat], rank: int, columns: int) -> bool:

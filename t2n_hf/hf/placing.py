@@ -11,6 +11,7 @@ from t2n_hf.contract import OffloadState, WeightFormat
 from t2n_hf.errors import FormatError, T2NError
 from t2n_hf.hf.config import T2NConfig
 from t2n_hf.hf.disk_sources import StoredParts
+from t2n_hf.hf.late import LateWeights
 from t2n_hf.hf.packing import ItemPacker, packs_by_item, quantized, rows_at_once
 from t2n_hf.hf.placement.device_map import CPU, Placement
 from t2n_hf.hf.placement.needs import Weight, stays_in_memory
@@ -65,6 +66,7 @@ class Placing:
     kinds: dict[str, Any] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     importance: dict[str, torch.Tensor] = field(default_factory=dict)
+    late: LateWeights | None = None
 
     @property
     def compute(self) -> str:
@@ -149,8 +151,9 @@ class Placing:
         """Do as `place` does, for a value that fits. Raises QuantizationError and StorageError."""
         choice = self.plan.get(name, Choice())
         if choice.format is None:
-            on_disk = self.placement.on_disk(name)
-            return self._offloaded(name, value, key, dtype) if on_disk else self.moved(name, value)
+            return self._offloaded(name, value, key, dtype) if self.placement.on_disk(name) else self.moved(name, value)
+        if (late := self._late(name, value, key, dtype)) is not None:
+            return parameter_of(late, name)
         step = 1 if value.dim() > 2 and packs_by_item(choice, value.shape) else rows_at_once(choice, value)
         if step is not None:
             packed = self._packed_by_item(name, value.shape[0], self._items_of(name, value, key, step), dtype)
@@ -164,6 +167,17 @@ class Placing:
         _settle(packed)
         self.pages.used(self._stored_values_nbytes(name, value, key))
         return parameter_of(self.moved(name, packed), name)
+
+    def _late(self, name: str, value: torch.Tensor, key: str | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """Leave a matrix in the checkpoint, to be quantized when it is read; None where it has to be done now."""
+        choice, device = self.plan[name], self.placement.main_device
+        if self.late is None or self.sources is None or key is None or not self.placement.on_disk(name):
+            return None
+        if choice.compute(self.compute) != "exact" or name in self.importance:
+            return None
+        rounded = None if self.sources.wider(name, value, key) is not None else value.dtype
+        source = self.late.add(self.sources.single(name, key), rounded, choice, wanted=(value.shape, dtype), name=name)
+        return None if source is None else OffloadedTensor.from_source(source, device)
 
     def takes_items(self, name: str, count: int) -> bool:
         """Say whether `place_items` takes parameter `name`, a stack of `count` matrices."""
@@ -246,13 +260,7 @@ class Placing:
 
     def _before_rounding(self, name: str, value: torch.Tensor, key: str | None) -> ByteRange | None:
         """Find the weight as it is stored when the loader has already rounded it to a smaller dtype."""
-        if self.sources is None or key is None:
-            return None
-        found = self.sources.single(name, key)
-        if found is None or found.shape != tuple(value.shape):
-            return None
-        stored = self.sources.torch_dtype(found)
-        return found if stored.itemsize > value.dtype.itemsize and stored.is_floating_point else None
+        return None if self.sources is None else self.sources.wider(name, value, key)
 
     def _offloaded(self, name: str, value: torch.Tensor, key: str | None, dtype: torch.dtype) -> torch.Tensor:
         """Leave a plain weight in the checkpoint's own bytes; only what has no such bytes is spilled."""

@@ -3,7 +3,7 @@
 import copy
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +23,9 @@ from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, T2NConfig
 from t2n_hf.hf.conversions import PlaceWeights, RebuildWeights, is_ours, with_parts
 from t2n_hf.hf.dispatch.moving import align_inputs, hold_in_place
 from t2n_hf.hf.experts import fused_rules, itemwise
+from t2n_hf.hf.failures import raise_first
 from t2n_hf.hf.hooks import attach_pools, offloaded_parameters
+from t2n_hf.hf.late import LateWeights
 from t2n_hf.hf.materialize import materialize
 from t2n_hf.hf.placement.cache_size import cache_nbytes_of
 from t2n_hf.hf.placement.device_map import Placement, checked_map
@@ -174,6 +176,9 @@ class T2NQuantizer(HfQuantizer):
             pages=MappedPages(files),
             sources=None if index is None else CheckpointSources(index, model, self),
         )
+        late = self.quantization_config.late
+        if late is not None and not self.pre_quantized:
+            self._placing.late = LateWeights(keeps=late == "once", spill_folder=self.quantization_config.spill_dir)
         if not self.pre_quantized:
             self._placing.importance = importance_for(model, self.plan, self.quantization_config.importance)
         if device_map is None or device_map == _WITHOUT_VALUES:
@@ -243,7 +248,7 @@ class T2NQuantizer(HfQuantizer):
         assert placing is not None
         placing.finish()
         self.relative_errors = placing.errors
-        _raise_first(placing.failures)
+        raise_first(placing.failures)
         if self._placement.asked:  # also when all of it is on one device: who asked for a map can look at it
             model.hf_device_map = self._placement.true_map()  # type: ignore[assignment]
         if offloaded_parameters(model):
@@ -302,15 +307,6 @@ class T2NQuantizer(HfQuantizer):
         copied.quantization_config = copy.deepcopy(self.quantization_config, memo)
         copied._placing = None
         return copied
-
-
-def _raise_first(failures: Iterable[T2NError]) -> None:
-    first, *others = [*failures, None]
-    if first is not None and len(others) > 1:
-        more = "; ".join(str(other) for other in others[:-1])
-        raise type(first)(f"{first}. And {len(others) - 1} more: {more}") from first
-    if first is not None:
-        raise first
 
 
 def register() -> None:

@@ -47,6 +47,14 @@ class CheckpointSources:
         keys = [key] if key is not None and key in self.index else [key for _, key in self.of(name)]
         return self.index[keys[0]] if len(keys) == 1 else None
 
+    def wider(self, name: str, value: torch.Tensor, key: str | None) -> ByteRange | None:
+        """Find parameter `name` as it is stored when `value`, as it was loaded, is of a smaller float dtype."""
+        found = None if key is None else self.single(name, key)
+        if found is None or found.shape != tuple(value.shape):
+            return None
+        stored = self.torch_dtype(found)
+        return found if stored.itemsize > value.dtype.itemsize and stored.is_floating_point else None
+
     def rows(self, name: str, value: torch.Tensor) -> list[ByteRange] | None:
         """Find the ranges whose bytes, one after the other, are those of `value` (E, ...): fused experts.
 

@@ -1,0 +1,132 @@
+"""A matrix that is quantized when it is read, and not while its model is loaded.
+
+Exporting reads each weight once, to write it: quantized any earlier it would be written to a spill and read back first.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, cast, final
+
+import torch
+
+from t2n_hf.errors import QuantizationError, T2NError
+from t2n_hf.hf.failures import raise_first
+from t2n_hf.hf.packing import ItemPacker, keeps_rows_apart
+from t2n_hf.hf.plan import Choice
+from t2n_hf.store.checkpoint import ByteRange
+from t2n_hf.tensor.contents import SpillContent
+from t2n_hf.tensor.opaque import OpaqueTensor
+from t2n_hf.tensor.stored import StoredSource, spilled
+
+__all__ = ["LateContent", "LateWeights"]
+
+_ROWS_NBYTES: Final = 4 << 20
+
+
+@final
+class LateWeights:
+    """All matrices of one model that are quantized when they are read.
+
+    With `keeps` the first read leaves the packed values in the spill of `spill_folder`, and others read them there;
+    without it each read quantizes.
+    """
+
+    def __init__(self, *, keeps: bool, spill_folder: str | Path | None) -> None:
+        self.keeps = keeps
+        self.spill_folder = spill_folder
+        self._contents: list[LateContent] = []
+
+    def add(
+        self,
+        stored: ByteRange | None,
+        rounded: torch.dtype | None,
+        choice: Choice,
+        *,
+        wanted: tuple[torch.Size, torch.dtype],
+        name: str,
+    ) -> StoredSource | None:
+        """Give the source of the matrix `name`, which is to be `wanted`, a shape and a dtype that it acts as.
+
+        Its values are those of `stored`, rounded to `rounded` first unless that is None. Returns None when it is stored
+        otherwise, or its class needs all of it at once.
+        """
+        shape, dtype = wanted
+        if stored is None or stored.shape != tuple(shape) or len(shape) != 2 or 0 in shape:
+            return None
+        if not keeps_rows_apart(choice, shape):
+            return None
+        content = LateContent(self, stored, rounded, choice, dtype=dtype, name=name)
+        self._contents.append(content)
+        return StoredSource(content, shape, dtype, name, spill_folder=self.spill_folder)
+
+    def failures(self) -> Iterator[T2NError]:
+        """Quantize all of them, and give what goes wrong."""
+        for content in self._contents:
+            try:
+                content.quantized()
+            except T2NError as error:
+                yield error
+
+
+@final
+class LateContent:
+    """What an OffloadedTensor loads: a matrix in the user's file, quantized on the way, some rows at a time."""
+
+    def __init__(
+        self,
+        owner: LateWeights,
+        stored: ByteRange,
+        rounded: torch.dtype | None,
+        choice: Choice,
+        *,
+        dtype: torch.dtype,
+        name: str,
+    ) -> None:
+        self._owner = owner
+        self._stored = stored
+        self._rounded = rounded
+        self._choice = choice
+        self._dtype = dtype
+        self._name = name
+        self._kept: SpillContent | None = None
+        assert choice.format is not None
+        self.nbytes = choice.format.packed_nbytes(stored.shape)
+
+    @property
+    def kind(self) -> type[OpaqueTensor] | None:
+        """Class of the value."""
+        return cast(type[OpaqueTensor], self._choice.format)
+
+    def read(self, device: torch.device) -> torch.Tensor:
+        """Quantize all of it, or read what an earlier read kept.
+
+        Raises StorageError; QuantizationError for this matrix or any other one of the model, naming all of them.
+        """
+        if self._kept is not None:
+            return self._kept.read(device)
+        try:
+            packed = self.quantized()
+        except QuantizationError:
+            raise_first(self._owner.failures())
+            raise
+        if self._owner.keeps:
+            self._kept = spilled(packed, self._owner.spill_folder, self._name)
+        return packed
+
+    def quantized(self) -> torch.Tensor:
+        """Quantize all of it. Raises StorageError, and QuantizationError naming the weight."""
+        count = self._stored.shape[0]
+        step = max(1, _ROWS_NBYTES // (self._stored.nbytes // count))
+        packer = ItemPacker(count, self._choice, dtype=self._dtype, name=self._name)
+        for start in range(0, count, step):
+            rows = self._stored.rows(start, min(start + step, count)).read()
+            packer.add(rows if self._rounded is None else rows.to(self._rounded))
+        return packer.finish("exact")
+
+    def gather(self, rows: Sequence[int], shape: torch.Size) -> torch.Tensor | None:
+        """Read rows of what was kept; None before."""
+        return None if self._kept is None else self._kept.gather(rows, shape)
+
+    def advise(self) -> None:
+        """Let the system read ahead in the user's file, or the spill."""
+        (self._stored if self._kept is None else self._kept).advise()

@@ -1,0 +1,67 @@
+"""An export of a folder quantizes each matrix while it is written: once, into the same bytes, with the same errors."""
+
+import hashlib
+from pathlib import Path
+
+import models
+import pytest
+from safetensors.torch import load_file, save_file
+
+from t2n_hf.errors import QuantizationError
+from t2n_hf.export import export_nnef
+from t2n_hf.hf.late import LateContent
+from t2n_hf.hf.loading import load_checkpoint
+
+
+def damaged(folder, *names):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name in names:
+        tensors[name][0, 0] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_bad_values_are_refused_in_the_same_words_when_they_are_read(count, tmp_path):
+    names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)] + ["model.layers.0.mlp.down_proj.weight"]
+    folder = damaged(models.saved(models.m2(), tmp_path), *names[:count])
+    with pytest.raises(QuantizationError) as early:
+        load_checkpoint(folder, weights="q4_0")
+    with pytest.raises(QuantizationError) as late:
+        export_nnef(folder, tmp_path / "out", weights="q4_0", check=False)
+    assert str(late.value) == str(early.value)
+    assert all(name in str(late.value) for name in names[:count])
+    assert not (tmp_path / "out").exists()
+
+
+def hashes(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(folder).iterdir()}
+
+
+@pytest.mark.parametrize("make", [models.m1, models.m4, models.m6], ids=lambda make: make.__name__)
+def test_an_export_is_byte_for_byte_that_of_a_model_quantized_while_loading(make, tmp_path):
+    folder = models.saved(make(), tmp_path)
+    options = {"weights": "q4_0", "embeddings": "q4_0"}
+    report = export_nnef(folder, tmp_path / "late", check=False, **options)
+    wanted = export_nnef(load_checkpoint(folder, **options), tmp_path / "early", check=False)
+    assert hashes(tmp_path / "late") == hashes(tmp_path / "early")
+    assert (report.formats, report.dense) == (wanted.formats, wanted.dense)
+
+
+def test_an_export_quantizes_each_weight_once(tmp_path, monkeypatch):
+    folder, read = models.saved(models.m1(), tmp_path), []
+    quantized = LateContent.quantized
+    monkeypatch.setattr(LateContent, "quantized", lambda self: read.append(self._name) or quantized(self))
+    export_nnef(folder, tmp_path / "plain", check=False, weights="q4_0", embeddings="q4_0")
+    assert len(read) == len(set(read)) == 15
+
+
+@pytest.mark.tract
+def test_a_checked_export_quantizes_each_weight_once_and_compares_with_what_was_kept(tmp_path, monkeypatch):
+    folder, read = models.saved(models.m1(), tmp_path), []
+    quantized = LateContent.quantized
+    monkeypatch.setattr(LateContent, "quantized", lambda self: read.append(self._name) or quantized(self))
+    report = export_nnef(folder, tmp_path / "checked", weights="q4_0", embeddings="q4_0")
+    assert report.check == "passed"
+    assert len(read) == len(set(read)) == 15
