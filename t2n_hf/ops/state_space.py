@@ -125,7 +125,7 @@ def mlstm_scan(  # noqa: PLR0917 - what the recurrence is made of
     peak: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The matrix memory of xLSTM, with exponents kept small: all floats of one dtype.
+    """The matrix memory of xLSTM (Beck et al. 2024), with exponents kept small: all floats of one dtype.
 
     For each t, with both gates as logarithms and all that is kept divided by exp(`peak`):
     `memory = exp(keep[t]) * memory + exp(write[t]) * outer(key[t], value[t])`, the normalizer likewise without the

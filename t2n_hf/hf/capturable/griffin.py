@@ -1,4 +1,4 @@
-"""Griffin's recurrent blocks, which keep their states in themselves (RecurrentGemma): here the cache keeps them.
+"""Griffin's recurrent blocks (De et al. 2024; RecurrentGemma) keep their states in themselves: here the cache does.
 
 `griffin_states` lets the blocks of transformers work on the states of a cache, `capturable_griffin` lets them walk
 along a sequence by one operator, at every length and from any state.

@@ -1,4 +1,4 @@
-"""Lightning attention (MiniMax), which walks block by block from nothing, and token by token from a state."""
+"""Lightning attention (Qin et al. 2024; MiniMax), which walks by blocks from nothing, and by tokens from a state."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -53,7 +53,10 @@ def _selective_scan(  # noqa: PLR0917 - the signature that callers know
     return_last_state: bool = False,
     **_ignored: Any,  # noqa: ANN401 - which kernels to use
 ) -> Any:  # noqa: ANN401 - one tensor or two
-    """`mamba_selective_scan`: inputs and `dt` [B, I, S], A [I, N], B and C [B, N, S]; the state is [B, I, N]."""
+    """`mamba_selective_scan` (Gu and Dao 2023): inputs and `dt` [B, I, S], A [I, N], B and C [B, N, S].
+
+    The state is [B, I, N].
+    """
     bias = None if delta_bias is None else delta_bias[..., None]
     steps, inputs = _time_first(_steps(dt, bias, delta_softplus), -1), _time_first(hidden_states, -1)
     begin = _begin(inputs.shape[1:], A.shape[-1:], inputs)
@@ -91,7 +94,10 @@ def _chunk_scan(  # noqa: PLR0917 - the signature that callers know
     return_final_states: bool = False,
     **_ignored: Any,  # noqa: ANN401 - which kernels to use
 ) -> Any:  # noqa: ANN401 - one tensor or two
-    """`mamba2_chunk_scan`: inputs [B, S, H, P], `dt` [B, S, H], A [H], B and C [B, S, G, N]; the state [B, H, P, N]."""
+    """`mamba2_chunk_scan` (Dao and Gu 2024): inputs [B, S, H, P], `dt` [B, S, H], A [H], B and C [B, S, G, N].
+
+    The state is [B, H, P, N].
+    """
     heads, groups = hidden_states.shape[2], B.shape[2]
     steps = _limited(_steps(dt, dt_bias, dt_softplus), dt_limit)
     steps, inputs = (_time_first(x, 1) for x in (steps, hidden_states))
@@ -118,7 +124,7 @@ def _delta_rule(  # noqa: PLR0917 - the signature that callers know
     use_qk_l2norm_in_kernel: bool = False,
     **_ignored: Any,  # noqa: ANN401 - which kernels to use
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Delta rule with one gate for a head (`g` [B, S, H]) or for each key channel (`g` [B, S, H, K]).
+    """Gated delta rule (Yang et al. 2024): one gate for a head (`g` [B, S, H]) or a key channel (`g` [B, S, H, K]).
 
     `query` and `key` are [B, S, heads of keys, K], `value` [B, S, H, V], `beta` [B, S, H]; the state is [B, H, K, V].
     """

@@ -1,4 +1,4 @@
-"""RWKV, which takes its state as a list of tensors and halves its weights in place when it first runs in inference.
+"""RWKV (Peng et al. 2023), which has its state in a list and halves weights in place when it first runs in inference.
 
 While it is captured its blocks keep their state in a cache, and walk along a sequence by one operator. `unscaled_rwkv`
 lets the model run without a change of its weights: what comes out of them is divided instead, which gives the same

@@ -1,4 +1,4 @@
-"""xLSTM, whose cells walk in chunks of a fixed length and then token by token, from states in a dictionary."""
+"""xLSTM (Beck et al. 2024), whose cells walk in fixed chunks and then token by token, from states in a dictionary."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
