@@ -2,8 +2,8 @@
 
 `table` names the tasks, `choose` picks. `causal`, `encoder` and `encoder_decoder` describe models of one modality, from
 `inputs` and the `layout` of what they keep. `multimodal` describes models that also read images or sounds: `images` or
-`grids` make features, `mixed` puts them among tokens, with the masks of `seen_ahead`; `rows` stands for an index of all
-rows. `settings` is what models have in common, `pipeline` what all of this gives.
+`grids` (with `patch_places`) make features, `mixed` puts them among tokens, with the masks of `seen_ahead`; `rows`
+stands for an index of all rows. `settings` is what models have in common, `pipeline` what all of this gives.
 """
 
 from t2n_hf.hf.tasks.choose import interface_of, pipeline_of
