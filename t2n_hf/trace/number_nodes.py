@@ -3,7 +3,7 @@
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import sympy
@@ -40,44 +40,25 @@ def number_nodes(expression: sympy.Expr, known: Mapping[sympy.Symbol, fx.Proxy])
     return computed.node
 
 
-def _call(function: Any, *args: Any) -> Any:
-    proxy = next(arg for arg in args if isinstance(arg, fx.Proxy))
-    return proxy.tracer.create_proxy("call_function", function, args, {})
+def _calling(function: Callable[..., Any], arguments: int) -> Any:
+    """A method that adds a call of `function` with its first arguments; a dtype that sympy gives after them is not."""
+
+    def call(*given: Any) -> Any:
+        proxy = next(value for value in given if isinstance(value, fx.Proxy))
+        return proxy.tracer.create_proxy("call_function", function, given[:arguments], {})
+
+    return staticmethod(call)
 
 
 class _Calls(PythonReferenceAnalysis):
     """What torch's own leaves to sympy, or to methods that no number has, as calls of functions."""
 
     int_truediv: Final = staticmethod(operator.truediv)
-
-    @staticmethod
-    def to_dtype(x: Any, dtype: torch.dtype) -> Any:
-        return _call(torch.sym_float, x)
-
-    @staticmethod
-    def floor_to_int(x: Any, dtype: torch.dtype) -> Any:
-        return _call(math.floor, x)
-
-    @staticmethod
-    def ceil_to_int(x: Any, dtype: torch.dtype) -> Any:
-        return _call(math.ceil, x)
-
-    @staticmethod
-    def trunc_to_int(x: Any, dtype: torch.dtype) -> Any:
-        return _call(math.trunc, x)
-
-    @staticmethod
-    def round_to_int(x: Any, dtype: torch.dtype) -> Any:
-        return _call(round, x)
-
-    @staticmethod
-    def sqrt(x: Any) -> Any:
-        return _call(torch.sym_sqrt, x)
-
-    @staticmethod
-    def minimum(a: Any, b: Any) -> Any:
-        return _call(torch.sym_min, a, b)
-
-    @staticmethod
-    def maximum(a: Any, b: Any) -> Any:
-        return _call(torch.sym_max, a, b)
+    to_dtype: Final = _calling(torch.sym_float, 1)
+    floor_to_int: Final = _calling(math.floor, 1)
+    ceil_to_int: Final = _calling(math.ceil, 1)
+    trunc_to_int: Final = _calling(math.trunc, 1)
+    round_to_int: Final = _calling(round, 1)
+    sqrt: Final = _calling(torch.sym_sqrt, 1)
+    minimum: Final = _calling(torch.sym_min, 2)
+    maximum: Final = _calling(torch.sym_max, 2)
