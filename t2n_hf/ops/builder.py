@@ -16,6 +16,7 @@ from t2n_hf.errors import EmitError
 from t2n_hf.nnef.ir import Assign, Name
 from t2n_hf.nnef.names import Namer
 from t2n_hf.ops.bodies import Bodies
+from t2n_hf.ops.counting import counted, says_both
 from t2n_hf.ops.dims import Length, Shape, broadcast_shapes, dim, dims, is_lost, same
 from t2n_hf.ops.value import Number, Operand, Value, is_number, tract_dtype
 
@@ -23,6 +24,7 @@ __all__ = ["Builder", "Out"]
 
 # Block formats that tract multiplies by. It fails to make a product with any other one runnable.
 _MULTIPLIED: Final = frozenset({"q4_0"})
+_COMPARED: Final = frozenset({"eq", "gt", "ne"})
 
 Out: TypeAlias = tuple[Iterable[Length], torch.dtype]
 
@@ -66,6 +68,8 @@ class Builder:
                 Value(Name(self._namer.unique(self.base)), tuple(shape), dtype, known=known, filled=filled)
                 for shape, dtype in outs
             ]
+            if known:
+                values = [replace(value, example=counted(op, args, kwargs, value.shape)) for value in values]
             self.body.append(Assign(tuple(value.name.text for value in values), op, arguments, named))
             self._known[key] = values
         return list(self._known[key])
@@ -126,9 +130,9 @@ class Builder:
     def unseen(self, value: Value) -> Value:
         """The same tensor, of which tract does not see what numbers are in it.
 
-        It takes whole numbers and booleans that it knows to be 0 or 1 everywhere for masks: of a product with them, or
-        a choice by them, it keeps the other operand alone, in the shape that this one has. Where lengths are numbers
-        it does not.
+        It takes whole numbers and booleans that it knows to be 0 or 1 everywhere for masks, and comparisons of places
+        that it can prove: of a product with them, or a choice by them, it keeps the other operand alone, in the shape
+        that this one has. Where lengths are numbers it does not.
         """
         axis = next((axis for axis, length in enumerate(value.shape) if not isinstance(length, int)), None)
         if axis is None:
@@ -164,6 +168,8 @@ class Builder:
         a, b = self.aligned([left, right], dtype)
         shape = broadcast_shapes(*(x.shape for x in (a, b) if isinstance(x, Value)))
         value = self.call(op, a, b, out=(shape, result or dtype))
+        if op in _COMPARED and value.known and not says_both(value):
+            return self.unseen(value)
         by_zero = op == "mul" and any(is_number(x) and x == 0 for x in (left, right))
         by_bits = op == "tract_core_bitand" and any(isinstance(x, Value) and x.filled for x in (left, right))
         # What these give tract may know without the other operand.

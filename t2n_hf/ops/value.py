@@ -1,7 +1,7 @@
 """What emitters work with: values of the graph that is written, and numbers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import sympy
@@ -22,7 +22,8 @@ class Value:
 
     `block` names the block format of a stored weight ("q4_0"; None for anything else). Such a weight has the shape that
     torch sees; `transposed` tells that it is stored with its last two axes swapped. `known` tells that it comes from
-    literals, constants and counting alone, `filled` that it does so without counting.
+    literals, constants and counting alone, `filled` that it does so without counting; `example` is what is in
+    it at one choice of lengths, where that is known too (`counting`).
     """
 
     name: Name
@@ -32,6 +33,7 @@ class Value:
     transposed: bool = False
     known: bool = False
     filled: bool = False
+    example: Any = field(default=None, compare=False, repr=False)
 
     @property
     def rank(self) -> int:
