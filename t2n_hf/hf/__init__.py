@@ -2,10 +2,13 @@
 
 A load goes through `config` (what is asked), `plan` (what becomes of each weight), `placement` (where it lives),
 `quantizer` and `conversions` (what transformers calls), `placing` (the work, one weight at a time) and `hooks` (leases
-while modules run). `saving`, `stored` and `materialize` are the ways out, `report` says what happened. `dispatch` does
-the same for any module, `quantize` for a folder without loading it, `calibration` measures what matters. `loading`
-opens checkpoints for the exporter; `tasks` says how a model looks when it is exported, `caches` what it remembers, and
-`capturable` brings it into a form that can be captured.
+while modules run). Under it: `packing` quantizes one weight, `experts` some of a stack, `late` when it is read;
+`sources`, `disk_sources` and `key_map` find bytes in a checkpoint, `weights` names of a model; `failures` joins errors.
+`saving`, `stored` and `materialize` are the ways out. `report`, `sampled_error` and `comparing` say what happened.
+
+`dispatch` does the same for any module, `quantize` for a folder without loading it (`companions` are its other files),
+`calibration` measures what matters. `loading` opens checkpoints for the exporter; `tasks` says how a model looks when it
+is exported, `caches` what it remembers, and `capturable` brings it into a form that can be captured.
 """
 
 __all__: list[str] = []
