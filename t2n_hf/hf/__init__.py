@@ -7,8 +7,8 @@ while modules run). Under it: `packing` quantizes one weight, `experts` some of 
 `saving`, `stored` and `materialize` are the ways out. `report`, `sampled_error` and `comparing` say what happened.
 
 `dispatch` does the same for any module, `quantize` for a folder without loading it (`companions` are its other files),
-`calibration` measures what matters. `loading` opens checkpoints for the exporter; `tasks` says how a model looks when it
-is exported, `caches` what it remembers, and `capturable` brings it into a form that can be captured.
+`calibration` measures what matters. `loading` opens checkpoints for the exporter; `tasks` says how a model looks when
+it is exported, `caches` what it remembers, and `capturable` brings it into a form that can be captured.
 """
 
 __all__: list[str] = []
