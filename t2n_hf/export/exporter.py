@@ -4,7 +4,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from threading import RLock
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -29,6 +30,10 @@ from t2n_hf.store.manifest import MANIFEST_NAME
 from t2n_hf.tract.version import require_tract
 
 __all__ = ["export_nnef"]
+
+# torch.export patches classes of torch while it traces, and the model has tensors without values in the place of its
+# own: what two threads would do at once, each to what it finds, could not be undone. They wait for each other.
+_ONE_AT_A_TIME: Final = RLock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +130,9 @@ def export_nnef(
         trust_remote_code: let code that comes with the checkpoint run.
         on_progress: called with (bytes written, bytes in all) while weights are written.
 
+    The model is as before after any exit, and must not be used by other threads meanwhile. Exports of several threads
+    are done one after the other.
+
     Raises:
         ConfigError: an option is unknown or does not fit the model.
         CheckpointNotFoundError: `model` names no checkpoint.
@@ -169,30 +177,31 @@ def export_nnef(
     check_replaceable(folder, overwrite, MANIFEST_NAME)
     if check:
         require_tract()
-    watch = Stopwatch()
     loading = {
         "device_map": device_map,
         "max_memory": max_memory,
         "revision": revision,
         "trust_remote_code": trust_remote_code or None,
     }
-    with watch.phase("load"):
-        if isinstance(model, nn.Module):
-            _refuse_loading_options(loading)
-            module, origin = model, origin_of(model)
-        else:
-            module, origin, config = load(model, config, loading)
-    _refuse_own_source(folder, origin)
-    job = _Job(
-        module=module,
-        target=folder,
-        config=config,
-        examples=examples,
-        origin=origin,
-        tokenizer=tokenizer,
-        on_progress=on_progress,
-    )
-    return _export(job, watch)
+    with _ONE_AT_A_TIME:
+        watch = Stopwatch()
+        with watch.phase("load"):
+            if isinstance(model, nn.Module):
+                _refuse_loading_options(loading)
+                module, origin = model, origin_of(model)
+            else:
+                module, origin, config = load(model, config, loading)
+        _refuse_own_source(folder, origin)
+        job = _Job(
+            module=module,
+            target=folder,
+            config=config,
+            examples=examples,
+            origin=origin,
+            tokenizer=tokenizer,
+            on_progress=on_progress,
+        )
+        return _export(job, watch)
 
 
 def _refuse_loading_options(options: Mapping[str, Any]) -> None:
