@@ -13,6 +13,7 @@ from t2n_hf.errors import QuantizationError, T2NError
 from t2n_hf.hf.failures import raise_first
 from t2n_hf.hf.packing import ItemPacker, keeps_rows_apart
 from t2n_hf.hf.plan import Choice
+from t2n_hf.hf.sources import CheckpointSources, MappedPages
 from t2n_hf.store.checkpoint import ByteRange
 from t2n_hf.tensor.contents import SpillContent
 from t2n_hf.tensor.opaque import OpaqueTensor
@@ -31,30 +32,30 @@ class LateWeights:
     without it each read quantizes.
     """
 
-    def __init__(self, *, keeps: bool, spill_folder: str | Path | None) -> None:
+    def __init__(
+        self, sources: CheckpointSources, pages: MappedPages, *, keeps: bool, spill_folder: str | Path | None
+    ) -> None:
         self.keeps = keeps
         self.spill_folder = spill_folder
+        self._sources = sources
+        self._pages = pages
         self._contents: list[LateContent] = []
 
     def add(
-        self,
-        stored: ByteRange | None,
-        rounded: torch.dtype | None,
-        choice: Choice,
-        *,
-        wanted: tuple[torch.Size, torch.dtype],
-        name: str,
+        self, name: str, value: torch.Tensor, choice: Choice, *, key: str, dtype: torch.dtype
     ) -> StoredSource | None:
-        """Give the source of the matrix `name`, which is to be `wanted`, a shape and a dtype that it acts as.
+        """Give the source of the matrix `name`, which was loaded as `value` from `key` and is to act as `dtype`.
 
-        Its values are those of `stored`, rounded to `rounded` first unless that is None. Returns None when it is stored
-        otherwise, or its class needs all of it at once.
+        Returns None when the checkpoint does not hold it as it is, or its class needs all of it at once.
         """
-        shape, dtype = wanted
+        stored, shape = self._sources.single(name, key), value.shape
         if stored is None or stored.shape != tuple(shape) or len(shape) != 2 or 0 in shape:
             return None
         if not keeps_rows_apart(choice, shape):
             return None
+        if self._sources.torch_dtype(stored) != value.dtype:  # the loader has read it
+            self._pages.used(max(value.nbytes, stored.nbytes))
+        rounded = None if self._sources.wider(name, value, key) is not None else value.dtype
         content = LateContent(self, stored, rounded, choice, dtype=dtype, name=name)
         self._contents.append(content)
         return StoredSource(content, shape, dtype, name, spill_folder=self.spill_folder)

@@ -170,14 +170,13 @@ class Placing:
 
     def _late(self, name: str, value: torch.Tensor, key: str | None, dtype: torch.dtype) -> torch.Tensor | None:
         """Leave a matrix in the checkpoint, to be quantized when it is read; None where it has to be done now."""
-        choice, device = self.plan[name], self.placement.main_device
-        if self.late is None or self.sources is None or key is None or not self.placement.on_disk(name):
+        choice = self.plan[name]
+        if self.late is None or key is None or not self.placement.on_disk(name):
             return None
         if choice.compute(self.compute) != "exact" or name in self.importance:
             return None
-        rounded = None if self.sources.wider(name, value, key) is not None else value.dtype
-        source = self.late.add(self.sources.single(name, key), rounded, choice, wanted=(value.shape, dtype), name=name)
-        return None if source is None else OffloadedTensor.from_source(source, device)
+        source = self.late.add(name, value, choice, key=key, dtype=dtype)
+        return None if source is None else OffloadedTensor.from_source(source, self.placement.main_device)
 
     def takes_items(self, name: str, count: int) -> bool:
         """Say whether `place_items` takes parameter `name`, a stack of `count` matrices."""

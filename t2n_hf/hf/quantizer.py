@@ -176,9 +176,10 @@ class T2NQuantizer(HfQuantizer):
             pages=MappedPages(files),
             sources=None if index is None else CheckpointSources(index, model, self),
         )
-        late = self.quantization_config.late
-        if late is not None and not self.pre_quantized:
-            self._placing.late = LateWeights(keeps=late == "once", spill_folder=self.quantization_config.spill_dir)
+        late, sources = self.quantization_config.late, self._placing.sources
+        if late is not None and sources is not None and not self.pre_quantized:
+            folder = self.quantization_config.spill_dir
+            self._placing.late = LateWeights(sources, self._placing.pages, keeps=late == "once", spill_folder=folder)
         if not self.pre_quantized:
             self._placing.importance = importance_for(model, self.plan, self.quantization_config.importance)
         if device_map is None or device_map == _WITHOUT_VALUES:
