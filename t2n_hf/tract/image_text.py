@@ -49,6 +49,7 @@ class TractModelForImageTextToText(TractGenerator):
         self._pipeline = pipeline
         self._given: tuple[torch.Tensor, Features] | None = None
         self._sees_prompt = config.model_type in _PREFIX_MODELS
+        self._prompt: torch.Tensor | None = None
 
     @classmethod
     def from_pretrained(
@@ -105,7 +106,8 @@ class TractModelForImageTextToText(TractGenerator):
         their patches, with `image_grid_thw` [I, 3]; where pictures may have any size, `image_sizes` [I, 2] says what
         of each is no padding. `token_type_ids` and `mm_token_type_ids` are what a processor makes
         of the placeholders, which the archives do themselves. With `use_cache`, positions that agree with what the
-        worker has seen are not computed again, but for `is_first_iteration` of a model whose prompt sees all of itself.
+        worker has seen are not computed again, but for `is_first_iteration` of a model whose prompt sees all of itself,
+        and for what is no continuation of its last prompt.
 
         Raises ConfigError for a batch, padding, tokens that the model lacks, placeholders and features that differ in
         number, or a sequence longer than the archive's context.
@@ -115,8 +117,9 @@ class TractModelForImageTextToText(TractGenerator):
             raise ConfigError(f"{', '.join(unread)}: these archives read pictures (or sounds) and text, nothing else")
         self._check(input_ids, attention_mask)
         self._check_types(input_ids, token_type_ids)
-        if not use_cache or (is_first_iteration and self._sees_prompt):
+        if not use_cache or (self._sees_prompt and (is_first_iteration or not self._follows_prompt(input_ids))):
             self._pipeline.reset()
+            self._prompt = input_ids
         if pixel_attention_mask is not None and not bool(pixel_attention_mask.all()):
             raise ConfigError("pixel_attention_mask has zeros: these archives take pictures that are full")
         given = pixel_values if pixel_values is not None else input_features
@@ -167,6 +170,12 @@ class TractModelForImageTextToText(TractGenerator):
             images = patches_by_picture(encoder, given, grids) if takes_grids else one_by_one(encoder, given, sizes)
             self._given = (given, self._pipeline.encode(images))
         return self._given[1]
+
+    def _follows_prompt(self, tokens: torch.Tensor) -> bool:
+        """Whether `tokens` are the prompt that was seen, all of it at once, and others after it."""
+        prompt = self._prompt
+        length = 0 if prompt is None else prompt.shape[1]
+        return prompt is not None and tokens.shape[1] > length and torch.equal(tokens[:, :length], prompt)
 
     def _check_types(self, tokens: torch.Tensor, types: torch.Tensor | None) -> None:
         """Refuse kinds of tokens that the archives do not take them to be."""

@@ -107,3 +107,22 @@ def test_a_longer_prompt_of_a_model_that_sees_all_of_it_is_computed_anew(tmp_pat
             "pixel_values": first["pixel_values"],
         }
         torch.testing.assert_close(generated(loaded, second), generated(model, second))
+
+
+@pytest.mark.slow
+def test_a_prompt_that_sees_all_of_itself_is_the_same_when_it_is_given_again(tmp_path):
+    model = multimodal_models.paligemma2()
+    export_nnef(model, tmp_path / "out", check=False)
+    asked = multimodal_models.asked("paligemma2", model, [(4, 4)])
+    ids = asked["input_ids"][:, :-1]
+    shorter = {
+        **asked,
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "token_type_ids": torch.zeros_like(ids),
+    }
+    with TractModelForImageTextToText.from_pretrained(tmp_path / "out") as loaded, torch.no_grad():
+        for given in (asked, asked, shorter):
+            got = loaded(**given, use_cache=True).logits
+            expected = model(**given).logits[:, -1:]
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
