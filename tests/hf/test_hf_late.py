@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from t2n_hf.hf.late import LateContent
 from t2n_hf.hf.loading import load_checkpoint
+from t2n_hf.hf.sources import MappedPages
 from t2n_hf.tensor import OffloadedTensor
 
 
@@ -66,6 +67,20 @@ def test_values_are_rounded_as_loading_does(stored, dtype, tmp_path):
     late = load_checkpoint(folder, weights="q4_0", dtype=dtype, late="always")
     assert len(late_names(late)) == 14
     same_weights(late, load_checkpoint(folder, weights="q4_0", dtype=dtype))
+
+
+def test_pages_that_the_loader_read_are_given_back_and_no_others_are(tmp_path, monkeypatch):
+    used = []
+    monkeypatch.setattr(MappedPages, "used", lambda self, nbytes: used.append(nbytes))
+    folder = with_dtype(models.saved(models.m1(), tmp_path), torch.bfloat16)
+    options = {"weights": "q4_0", "embeddings": "q4_0", "late": "always"}
+    for dtype in (torch.bfloat16, torch.float32):
+        model = load_checkpoint(folder, dtype=dtype, **options)
+        matrices = [weight for weight in model.parameters() if is_late(weight)]
+        assert len(matrices) == 15
+        cast = [] if dtype is torch.bfloat16 else [weight.numel() * 4 for weight in matrices]
+        assert sorted(used) == sorted(cast)
+        used.clear()
 
 
 def test_a_large_matrix_is_quantized_in_steps(tmp_path):
