@@ -5,7 +5,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import replace
 from typing import Any, Final, Literal
 
 import sympy
@@ -16,6 +15,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from t2n_hf.errors import CaptureError, ConfigError, T2NError
 from t2n_hf.trace.alike import inputs_restored
 from t2n_hf.trace.call_names import layer_calls_named
+from t2n_hf.trace.called_pieces import keep_called_pieces
 from t2n_hf.trace.capture_dispatch import capture_by_dispatch
 from t2n_hf.trace.captured import Captured
 from t2n_hf.trace.fakes import canonical_names, fake_weights
@@ -26,11 +26,9 @@ from t2n_hf.trace.layers import PieceError
 from t2n_hf.trace.lengths import export_with_lengths
 from t2n_hf.trace.outline import outline_layers
 from t2n_hf.trace.passes import make_pure, simplify
-from t2n_hf.trace.passes.lengths import free_lengths
 from t2n_hf.trace.passes.writes import refuse_kept_writes
 from t2n_hf.trace.pieces import PieceRecorder
 from t2n_hf.trace.rewrites import rewrites_used
-from t2n_hf.trace.same_graph import join_equal_pieces
 from t2n_hf.trace.swap import plain_tensors_kept
 
 __all__ = ["CAPTURE_MODES", "capture"]
@@ -119,12 +117,7 @@ def _capture_pieces(interface: Interface, flat: FlatInterface, layers: tuple[str
     with recorder.recording():
         exported = _export(flat, interface.asserts)
     captured = _read_export(exported, interface, flat)
-    # Kinds were told apart by all that a trace may depend on; now that they are traced, it is seen on what it did.
-    captured.pieces, numbers = join_equal_pieces(recorder.pieces)
-    captured.calls = {at: replace(call, piece=numbers[call.piece]) for at, call in recorder.calls.items()}
-    for graph in (captured, *captured.pieces):
-        make_pure(graph)
-        free_lengths(graph.graph)
+    keep_called_pieces(captured, recorder)
     return captured
 
 

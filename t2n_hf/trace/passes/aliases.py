@@ -64,7 +64,7 @@ def _replace(node: fx.Node, source: Any) -> None:  # noqa: ANN401 - a node
     for kind, facts in node.meta.get("custom", {}).items():
         mine = source.meta.get("custom", {})
         # New dictionaries: nodes share theirs.
-        source.meta["custom"] = {**mine, kind: {**mine.get(kind, {}), **facts}}
+        source.meta["custom"] = {**mine, kind: {**facts, **mine.get(kind, {})}}
     node.replace_all_uses_with(source)
     node.graph.erase_node(node)
 
