@@ -36,8 +36,9 @@ def load(
 ) -> tuple[nn.Module, Origin, ExportConfig]:
     """Load a checkpoint folder or a Hub id, its weights on disk unless `options` has a device map.
 
-    Weights are quantized while they are loaded. Those of a checkpoint that is quantized already are left as they are;
-    the returned configuration still asks for a format: the exporter quantizes what is in none that tract reads.
+    Matrices are quantized when they are read, which is while they are written, as far as their class can make rows one
+    by one; others while they are loaded. Those of a checkpoint that is quantized already are left as they are; the
+    returned configuration still asks for a format: the exporter quantizes what is in none that tract reads.
     """
     given = {name: value for name, value in options.items() if value is not None}
     asked = {"weights": config.weights, "embeddings": config.embeddings, "lm_head": config.lm_head}
