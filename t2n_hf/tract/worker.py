@@ -32,7 +32,7 @@ _PARENT_POLL_S = 0.5
 
 
 @final
-class _Session:
+class _Loaded:
     """A loaded archive and the tensors that are kept between steps, by the name of the input that takes them."""
 
     def __init__(self, path: str, names: list[str]) -> None:
@@ -104,22 +104,22 @@ def _shape_of(value: Any) -> tuple[int, ...]:  # noqa: ANN401 - an array, or a t
     return value.shape if isinstance(value, np.ndarray) else to_numpy(value).shape
 
 
-def _answer(session: _Session | None, message: dict[str, Any], arrays: dict[str, np.ndarray]) -> Frame:
-    if session is None:
+def _answer(loaded: _Loaded | None, message: dict[str, Any], arrays: dict[str, np.ndarray]) -> Frame:
+    if loaded is None:
         return {"error": "no archive is loaded"}, {}
     op = message["op"]
     if op == "run":
-        return {}, session.run(arrays, message["outputs"])
+        return {}, loaded.run(arrays, message["outputs"])
     if op == "step":
-        return {}, session.step(arrays, message["feedback"])
+        return {}, loaded.step(arrays, message["feedback"])
     if op == "crop":
-        session.crop(message["names"], message["axis"], message["length"])
+        loaded.crop(message["names"], message["axis"], message["length"])
     elif op == "hold":
-        session.hold(arrays)
+        loaded.hold(arrays)
     elif op == "take":
-        session.take(message["names"], message["rows"])
+        loaded.take(message["names"], message["rows"])
     elif op == "reset":
-        session.reset()
+        loaded.reset()
     else:
         return {"error": f"unknown operation {op!r}"}, {}
     return {}, {}
@@ -131,16 +131,16 @@ def _words_of(error: Exception) -> str:
 
 
 def _serve(source: BinaryIO, sink: BinaryIO) -> None:
-    session = None
+    loaded = None
     while (frame := read_frame(source)) is not None:
         message, arrays = frame
         answer: Frame
         try:
             if message["op"] == "load":
-                session = _Session(message["path"], message["outputs"])
-                answer = {"inputs": session.inputs, "outputs": session.outputs, "version": tract.version()}, {}
+                loaded = _Loaded(message["path"], message["outputs"])
+                answer = {"inputs": loaded.inputs, "outputs": loaded.outputs, "version": tract.version()}, {}
             else:
-                answer = _answer(session, message, arrays)
+                answer = _answer(loaded, message, arrays)
         except Exception as error:  # noqa: BLE001 - whatever tract says goes to the runner, and the worker goes on
             answer = {"error": _words_of(error)}, {}
         write_frame(sink, *answer)
