@@ -227,7 +227,7 @@ def main() -> int:
         print(f"measuring {part} ...", file=sys.stderr)
         work[part]()
         results["versions"] = versions()
-        results["runs"] = arguments.runs
+        results.setdefault("runs", {})[part] = arguments.runs
         store.write_text(json.dumps(results, indent=1))
     write_page(ROOT / "docs" / "benchmarks.md", rows_of(results), results)
     return 0

@@ -83,6 +83,14 @@ def write_section(page: Path, name: str, lines: Sequence[str]) -> None:
     page.write_text(text)
 
 
+def _runs(by_part: dict[str, int]) -> str:
+    """How often each part was run: "2 runs (depth, size), 5 runs (export)"."""
+    counts = sorted(set(by_part.values()))
+    return ", ".join(
+        f"{count} runs ({', '.join(part for part, runs in by_part.items() if runs == count)})" for count in counts
+    )
+
+
 def write_page(page: Path, rows: list[Row], results: dict) -> None:
     """Write the export benchmark's table, with the machine, versions and number of runs, to `page`."""
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
@@ -92,7 +100,7 @@ def write_page(page: Path, rows: list[Row], results: dict) -> None:
         "Written by `scripts/bench_export.py`; ratios are of medians, the sides of a row in turn. Parts of the",
         "table may have been measured one after the other; KL, distances and agreement are single runs.",
         "",
-        f"Machine: {machine()}. Medians of {results['runs']} runs. {versions}.",
+        f"Machine: {machine()}. Medians of {_runs(results['runs'])}. {versions}.",
         "Compared with torch_to_nnef_llm 0.24.12 (transformers 5.14.1), its check switched off, on the same checkpoint",
         "(SmolLM2-135M-Instruct), whole process against whole process. Export uses the threads that each tool takes by",
         "default; tract and the PyTorch decode run on one thread. CPU figures are CPU seconds of the process.",
