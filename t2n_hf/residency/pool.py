@@ -354,9 +354,13 @@ class TensorResidencyPool:
             self._stream.renew()
         with self._room.lock:
             for entry in list(self._table.entries.values()):
+                if entry.writing:  # what is under way is stored in the parent alone
+                    entry.writing, entry.dirty = False, True
                 if entry.state is not LoadState.READY:
                     entry.reading = False  # `renew` forgot who reads
                     self._table.withdraw(entry)
+            # Loads of entries that left the table are forgotten with their threads.
+            self._room.reserved = 0 if self._stream is None else self._stream.reserved_nbytes
 
 
 def _policy_of(strategy: ResidencyStrategy, max_bytes: int | None) -> Policy:

@@ -107,6 +107,11 @@ class Stream:
         self._busy: list[_Read] = []
         self._free = list(self._slots)
 
+    @property
+    def reserved_nbytes(self) -> int:
+        """Bytes of the budget that the slots take."""
+        return STREAM_NBYTES if self._slots else 0
+
     # ---- what passes ----------------------------------------------------------------------------------------------
 
     def passes(self, key: Key, source: Source) -> bool:

@@ -222,8 +222,8 @@ class ResidentTable:
                 entry = self.entries.get(key)
                 if entry is None:
                     return
-                if self.room.strict and entry.state is LoadState.QUEUED and not entry.reserved:
-                    # It waits for room, perhaps for that of the calling thread: nothing is loaded that could be lost.
+                if entry.state is LoadState.QUEUED and self._may_stay_queued(entry):
+                    # Nothing is loaded that could be lost.
                     if remove:
                         self.withdraw(entry)
                     return
@@ -235,6 +235,10 @@ class ResidentTable:
             self.write_back(entry)
             if not remove:
                 return
+
+    def _may_stay_queued(self, entry: Entry) -> bool:
+        """Say whether an entry waits for room, perhaps for that of the calling thread, or for no worker. Lock held."""
+        return (self.room.strict and not entry.reserved) or not (entry.queued or entry.leases)
 
     def _is_settled(self, entry: Entry, remove: bool) -> bool:
         """Say whether there is nothing to write back; then the entry leaves the table if told. Lock held."""

@@ -1,7 +1,9 @@
 import contextlib
 import os
 import random
+import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -211,6 +213,64 @@ def test_a_forked_child_can_prefetch():
     if child == 0:
         os._exit(0 if pool.prefetch(b).wait() is not None else 1)
     assert os.waitpid(child, 0)[1] == 0
+    pool.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_stores_what_another_thread_was_writing_back():
+    pool, source = TensorResidencyPool(), WritableSource("w", torch.zeros(1))
+    with pool.acquire(source, mode="read_write") as value:
+        value.fill_(1)
+    begun, gate, store = threading.Event(), threading.Event(), source.store
+    source.store = lambda value: (begun.set(), gate.wait(20), store(value))
+    thread = threading.Thread(target=pool.flush)
+    thread.start()
+    assert begun.wait(20)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # a child that hangs is ended
+        gate.set()
+        pool.close()
+        os._exit(0 if source.stored.item() == 1 else 1)
+    gate.set()
+    thread.join(20)
+    assert os.waitpid(child, 0)[1] == 0
+    pool.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_no_room_put_aside_for_an_overtaken_load_of_another_thread():
+    pool, source = TensorResidencyPool(max_cached_bytes=8), CountingSource("a")
+    source.version, source.gate = 0, threading.Event()
+    thread = threading.Thread(target=pool.resolve, args=(source,))
+    thread.start()
+    assert source.started.wait(20)
+    source.version = 1
+    assert not pool.is_resident(source)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if pool.used_bytes == 0 else 1)
+    source.gate.set()
+    thread.join(20)
+    assert os.waitpid(child, 0)[1] == 0
+    pool.close()
+
+
+@pytest.mark.parametrize("end", [lambda pool, source: pool.flush(), lambda pool, source: pool.evict(source)])
+def test_what_no_worker_could_be_started_for_is_not_waited_for(end, monkeypatch):
+    def no_thread(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", no_thread)
+    pool, source = TensorResidencyPool(), CountingSource("a", fill=3)
+    handle = pool.prefetch(source)
+    ending = threading.Thread(target=end, args=(pool, source), daemon=True)
+    ending.start()
+    ending.join(5)
+    assert not ending.is_alive()
+    assert handle.wait().unique().tolist() == [3]
     pool.close()
 
 
