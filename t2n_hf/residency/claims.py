@@ -59,9 +59,9 @@ class Claims:
         claim.owner = thread
 
     def _unleased_nbytes(self, wanted: Wanted) -> int:
-        entries, total = self._table.entries, 0
+        total = 0
         for source, device in wanted:
-            entry = entries.get((source.key, device))
+            entry = self._table.current((source.key, device), source)  # beside a stale value, a new one takes room
             if entry is None:
                 total += source.nbytes
             elif not entry.leases:

@@ -177,6 +177,9 @@ class Loading:
             with self._room.lock:
                 if queued and entry.state is not LoadState.QUEUED:
                     return False
+                if entry.reserved:  # a claim found room meanwhile, and has not begun
+                    self.begin(entry, source)
+                    return True
                 victim = self._table.victim(entry.nbytes)
                 if victim is None:
                     if self._room.over(entry.nbytes) > 0 and self._waited(patience, queued):
