@@ -322,6 +322,10 @@ class TensorResidencyPool:
                 return TensorPrefetch(self, source, device, handed)
             if entry is None:
                 entry = table.enter(key, source)
+            if entry.ahead and entry.state is LoadState.QUEUED:
+                # Its room could be taken back as long as nobody had asked for it; now its worker waits like others.
+                table.end_load(entry)
+                self._room.wake()
             entry.ahead = False
             if entry.state is LoadState.QUEUED and not entry.queued:
                 self._workers.put(entry, source)

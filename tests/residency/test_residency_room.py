@@ -6,7 +6,7 @@ import time
 import torch
 from residency_sources import WritableSource, sources, use
 
-from t2n_hf.residency import TensorResidencyPool
+from t2n_hf.residency import ResidencyStrategy, TensorResidencyPool
 from t2n_hf.residency.claims import Claims
 
 
@@ -72,4 +72,20 @@ def test_a_lease_of_a_newer_value_waits_for_room_beside_the_stale_one():
     for one in (*holders, thread):
         one.join(20)
     assert pool.peak_bytes == 8
+    pool.close()
+
+
+def test_a_value_that_is_prefetched_before_it_is_read_ahead_keeps_no_room_from_leases():
+    pool = TensorResidencyPool(8, strategy=ResidencyStrategy.LEARNED, strict=True, readahead_nbytes=4)
+    slow, ahead, leased = sources(3)
+    slow.gate = threading.Event()
+    handles = [pool.prefetch(slow)]
+    assert slow.started.wait(20)
+    with pool._room.lock:
+        pool._ahead._queue((ahead.key, torch.device("cpu")), ahead, 0)
+    handles.append(pool.prefetch(ahead))
+    assert use(pool, leased).unique().tolist() == [2]
+    assert pool.peak_bytes == 8
+    slow.gate.set()
+    assert [handle.wait().unique().tolist() for handle in handles] == [[0], [1]]
     pool.close()
