@@ -98,6 +98,8 @@ class Readahead:
             if entry is not None and entry.ahead and distance(key) <= before:
                 nbytes += entry.nbytes
                 still.append((key, before))
+            elif entry is not None and entry.ahead and entry.state is LoadState.QUEUED:
+                self._table.withdraw(entry)  # nothing else would give its room back to a lease
         self._unused = still
         return nbytes
 

@@ -89,3 +89,21 @@ def test_a_value_that_is_prefetched_before_it_is_read_ahead_keeps_no_room_from_l
     slow.gate.set()
     assert [handle.wait().unique().tolist() for handle in handles] == [[0], [1]]
     pool.close()
+
+
+def test_room_for_what_was_skipped_before_it_is_read_ahead_is_given_back(monkeypatch):
+    pool = TensorResidencyPool(8, strategy=ResidencyStrategy.LEARNED, strict=True, readahead_nbytes=4)
+    slow, ahead, leased = sources(3)
+    slow.gate = threading.Event()
+    handle = pool.prefetch(slow)
+    assert slow.started.wait(20)
+    with pool._room.lock:
+        pool._ahead._queue((ahead.key, torch.device("cpu")), ahead, 0)
+    monkeypatch.setattr(pool._table.policy, "distance", lambda key: 5)
+    for _ in range(2):
+        use(pool, leased)
+    assert pool.peak_bytes == 8
+    slow.gate.set()
+    assert handle.wait() is not None
+    assert use(pool, ahead).unique().tolist() == [1]
+    pool.close()
