@@ -1,4 +1,4 @@
-"""A `Document` as the text of graph.nnef: one line per variable and per call, the same text for the same document."""
+"""A `Document` as the text of graph.nnef: one line per input, variable and call, always the same text."""
 
 import math
 import re
@@ -59,7 +59,7 @@ def _fragment(fragment: Fragment, symbols: set[str]) -> str:
     doc = "".join(f"# {line}".rstrip() + "\n" for line in (fragment.doc or "").splitlines())
     params = [f"{name}: tensor<scalar>" for name in fragment.params]
     results = [f"{name}: tensor<scalar>" for name in fragment.results]
-    head = _signature(f"fragment {fragment.name}", params, results)
+    head = _fragment_signature(f"fragment {fragment.name}", params, results)
     return doc + head + "\n{\n" + "".join(lines) + "}\n"
 
 
@@ -78,13 +78,13 @@ def _graph(document: Document, symbols: set[str]) -> str:
         lines.append(_variable(variable))
     lines += _body(document.body, known, document.graph_name)
     _check_results(document.outputs, known, document.graph_name)
-    inputs = [external.name for external in document.inputs]
-    head = _signature(f"graph {_checked(document.graph_name, 'graph')}", inputs, document.outputs)
+    name, inputs = _checked(document.graph_name, "graph"), [external.name for external in document.inputs]
+    # A line for all inputs and one for all outputs, however many: a layer adds no line to the signature.
+    head = f"graph {name}(\n  {', '.join(inputs)}\n) -> (\n  {', '.join(document.outputs)}\n)"
     return head + "\n{\n" + "".join(lines) + "}\n"
 
 
-def _signature(head: str, params: Iterable[str], results: Iterable[str]) -> str:
-    params, results = list(params), list(results)
+def _fragment_signature(head: str, params: list[str], results: list[str]) -> str:
     line = f"{head}({', '.join(params)}) -> ({', '.join(results)})"
     if len(line) <= _WIDTH:
         return line

@@ -56,7 +56,11 @@ fragment project(a: tensor<scalar>, b: tensor<scalar>) -> (c: tensor<scalar>)
   c = matmul(a, bu, transposeB=true);
 }
 
-graph network(x) -> (y)
+graph network(
+  x
+) -> (
+  y
+)
 {
   x = tract_core_external(shape=[1, S, 32], datum_type="f32");
   w = variable<scalar>(label="model.w", shape=[48, 32]);
@@ -126,7 +130,16 @@ def test_a_document_that_tract_would_misread_is_refused(document: Document, mess
         to_text(document)
 
 
-def test_long_signatures_are_wrapped():
+def test_further_inputs_and_outputs_add_no_line_but_their_own():
+    def lines(count: int) -> int:
+        names = tuple(f"in_cache_key_{i}" for i in range(count))
+        inputs = (*DOCUMENT.inputs, *(External(name, "f32", (1,)) for name in names))
+        return to_text(replace(DOCUMENT, inputs=inputs, outputs=(*DOCUMENT.outputs, *names))).count("\n")
+
+    assert [lines(count) - lines(0) for count in (1, 2, 200)] == [1, 2, 200]
+
+
+def test_long_signatures_of_fragments_are_wrapped():
     names = tuple(f"a_rather_long_parameter_name_{i}" for i in range(20))
     fragment = Fragment("wide", names, ("r",), (Assign(("r",), "copy", (Name(names[0]),)),))
     text = to_text(replace(DOCUMENT, fragments=(*DOCUMENT.fragments, fragment)))
