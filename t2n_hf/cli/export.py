@@ -1,6 +1,7 @@
 """`t2n-hf export`."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -32,6 +33,7 @@ def export(
         str, Option(help='Where weights live: disk, cpu, auto, or JSON ({"lm_head": "cpu"}).')
     ] = "disk",
     max_memory: Annotated[list[str] | None, Option(help="DEVICE=SIZE (cpu=2GB): what weights may take.")] = None,
+    spill_dir: Annotated[Path | None, Option(help="Folder for a temporary file. Default: the system's.")] = None,
     format: Annotated[str, Option(help="tgz, tar or dir (an open folder).")] = "tgz",
     level: Annotated[int, Option(help="Compression of a tgz, 0 to 9.")] = 0,
     max_context: Annotated[int | None, Option(help="Largest number of positions. Default: the model's.")] = None,
@@ -69,6 +71,7 @@ def export(
             dtype=dtype,
             task=task,
             **placement_options(device_map, max_memory),
+            spill_dir=spill_dir,
             format=format,
             compression_level=level,
             max_context=max_context,

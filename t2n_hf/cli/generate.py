@@ -41,6 +41,7 @@ def generate(
     max_memory: Annotated[
         list[str] | None, Option(help="Checkpoint only: DEVICE=SIZE, what weights may take there.")
     ] = None,
+    spill_dir: Annotated[Path | None, Option(help="Checkpoint only: folder for what is quantized on disk.")] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a Hub id.")] = None,
     trust_remote_code: Annotated[
         bool, Option("--trust-remote-code", help="Run code that comes with the model.")
@@ -53,6 +54,7 @@ def generate(
         "embeddings": embeddings,
         "dtype": dtype,
         **placement_options(device_map, max_memory),
+        "spill_dir": spill_dir,
     }
     given = [name for name, value in loading.items() if value is not None]
     if export is not None and given:

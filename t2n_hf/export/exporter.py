@@ -85,6 +85,7 @@ def export_nnef(
     tolerance: float | None = None,
     device_map: Any = None,  # noqa: ANN401 - what from_pretrained takes
     max_memory: Mapping[int | str, int | str] | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
@@ -126,6 +127,8 @@ def export_nnef(
             f32, 2e-2 for f16.
         device_map: where the weights of a checkpoint live while exporting; default: all on disk.
         max_memory: bytes by device, numbers or text: what `device_map="auto"` is made of; any other map keeps to them.
+        spill_dir: folder of the private file that holds quantized weights until the check has read them again;
+            default: the system's folder for temporary files.
         revision: branch, tag or commit of a Hub id.
         trust_remote_code: let code that comes with the checkpoint run.
         on_progress: called with (bytes written, bytes in all) while weights are written.
@@ -180,6 +183,7 @@ def export_nnef(
     loading = {
         "device_map": device_map,
         "max_memory": max_memory,
+        "spill_dir": spill_dir,
         "revision": revision,
         "trust_remote_code": trust_remote_code or None,
     }
@@ -207,7 +211,7 @@ def export_nnef(
 def _refuse_loading_options(options: Mapping[str, Any]) -> None:
     given = [name for name, value in options.items() if value is not None]
     if given:
-        raise ConfigError(f"{', '.join(given)} say how to load a checkpoint, and this model is loaded already")
+        raise ConfigError(f"{', '.join(given)}: for loading a checkpoint, and this model is loaded already")
 
 
 def _refuse_own_source(target: Path, origin: Origin) -> None:

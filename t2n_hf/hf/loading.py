@@ -69,6 +69,7 @@ def load_checkpoint(
     task: str | None = None,
     config: T2NConfig | None = None,
     late: Late | None = None,
+    spill_dir: str | Path | None = None,
     **options: Any,  # noqa: ANN401 - for from_pretrained: revision, token, cache_dir, trust_remote_code...
 ) -> "PreTrainedModel":
     """Load a model folder or a repository of the Hub, its weights left on disk unless `device_map` says otherwise.
@@ -89,6 +90,7 @@ def load_checkpoint(
         late: quantize matrices that stay on disk when they are read, the first time ("once") or each time ("always"),
             where that gives the same: for a model whose weights are read in one pass. A bad value, which is refused
             while loading otherwise, is then refused when a weight is read.
+        spill_dir: as of T2NConfig; takes the place of that of `config`.
         **options: handed to from_pretrained. `trust_remote_code` stays False unless it is given.
 
     Raises CheckpointNotFoundError, StorageError or FormatError for a checkpoint that cannot be loaded, ConfigError for
@@ -110,11 +112,9 @@ def load_checkpoint(
     else:
         config = config or T2NConfig(weights or NOT_QUANTIZED, embeddings=embeddings, lm_head=lm_head)
     device_map = _ON_DISK if isinstance(device_map, str) and device_map == DISK else device_map
-    if isinstance(device_map, Mapping) and max_memory is not None:
-        config = _with_limits(config, stored, max_memory)
-    if config is not None and late is not None:
-        config = copy.deepcopy(config)
-        config.late = late
+    # transformers does not pass limits on beside a given map.
+    limits = limits_of(max_memory) if isinstance(device_map, Mapping) else None
+    config = _for_this_load(config, stored, limits=limits, late=late, spill_dir=spill_dir)
     if config is not None:  # an explicit None would make transformers forget that a checkpoint is quantized
         options["quantization_config"] = config
     may_differ = options.pop("ignore_mismatched_sizes", False)
@@ -137,12 +137,23 @@ def load_checkpoint(
     return model
 
 
-def _with_limits(config: T2NConfig | None, stored: Any, max_memory: Mapping[Any, Any]) -> T2NConfig:  # noqa: ANN401
-    """Let limits hold beside a given map: transformers does not pass them on."""
-    if config is None:  # of a packed checkpoint, which says the rest itself
+def _for_this_load(
+    config: T2NConfig | None,
+    stored: Any,  # noqa: ANN401 - a dict, or a configuration
+    *,
+    limits: dict[Any, int] | None,
+    late: Late | None,
+    spill_dir: str | Path | None,
+) -> T2NConfig | None:
+    """Give a copy of `config` that also says what holds for this load; None: all is as a packed checkpoint says."""
+    if config is None:
+        if limits is None and spill_dir is None:
+            return None
         config = T2NConfig(compute=stored.get("compute", "exact") if isinstance(stored, dict) else stored.compute)
     config = copy.deepcopy(config)
-    config.limits = limits_of(max_memory)
+    config.limits = config.limits if limits is None else limits
+    config.late = config.late if late is None else late
+    config.spill_dir = config.spill_dir if spill_dir is None else T2NConfig(spill_dir=spill_dir).spill_dir
     return config
 
 

@@ -326,7 +326,7 @@ def _main_file(folder: Path) -> Path:
         return found[0]
     if found:
         names = ", ".join(path.name for path in found)
-        raise CheckpointNotFoundError(f"{folder} holds several sets of weights ({names}); name one of these files")
+        raise CheckpointNotFoundError(f"{folder} holds several sets of weights ({names}); leave one of them there")
     other = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth"))
     if other:
         raise CheckpointNotFoundError(

@@ -113,7 +113,9 @@ class ShardFile:
             part = buffer[: min(left, _READ_NBYTES)]
             got = read_at(self._fd, part, offset)
             if got == 0:
-                raise StorageError(f"{self.path} is truncated at byte {offset}; start again without the older work")
+                raise StorageError(
+                    f"{self.path} is truncated at byte {offset}; start again without it (resume=False, --no-resume)"
+                )
             checksum = zlib.crc32(part[:got], checksum)
             offset, left = offset + got, left - got
         return checksum

@@ -108,6 +108,9 @@ class Spill:
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
+        self._where = "the system's folder for temporary files" if folder is None else str(folder)
+        place = "spill_dir or offload_dir of the call, --spill-dir, or TMPDIR"
+        self._elsewhere = f"name another folder ({place})" if folder is None else "name another folder in its place"
         try:
             if folder is not None:
                 Path(folder).mkdir(parents=True, exist_ok=True)
@@ -117,8 +120,11 @@ class Spill:
             with tempfile.TemporaryFile(prefix=_PREFIX, dir=folder) as file:
                 self._fd = os.dup(file.fileno())
         except OSError as error:
-            raise StorageError(error.errno, f"cannot make a spill file in {folder}: {error.strerror}") from error
-        self._where = str(folder or tempfile.gettempdir())
+            raise StorageError(
+                error.errno, f"cannot make a spill file in {self._where}: {error.strerror}; {self._elsewhere}"
+            ) from error
+        if folder is None:
+            self._where = tempfile.gettempdir()
         # A forked child reads what its parent has put; it writes to files of its own.
         self._owner = os.getpid()
         self._read_by_children = 0
@@ -233,7 +239,7 @@ class Spill:
                     raise StorageError(
                         error.errno,
                         f"cannot spill {len(view)} bytes in {self._where}: {error.strerror}; "
-                        "free some space, or name another spill folder",
+                        f"free some space, or {self._elsewhere}",
                     ) from error
                 view, offset = view[done:], offset + done
 

@@ -210,3 +210,15 @@ def test_pushing_what_is_no_export_is_one_clear_message(tmp_path, capsys, monkey
 def test_pulling_into_a_folder_that_exists_is_one_clear_message(tmp_path, capsys):
     assert run("pull", "owner/name", "--to", tmp_path) == 1
     assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.tract
+def test_the_folder_for_temporary_files_is_given_to_exports_and_to_checkpoints(checkpoint, tmp_path, capsys):
+    options = ("--weights", "q4_0", "--spill-dir")
+    assert run("export", checkpoint, tmp_path / "out", *options, tmp_path / "a") == 0
+    assert run("generate", checkpoint, "--prompt", PROMPT, "--device-map", "disk", *options, tmp_path / "b") == 0
+    assert (tmp_path / "a").is_dir()
+    assert (tmp_path / "b").is_dir()
+    capsys.readouterr()
+    assert run("generate", tmp_path / "out", "--prompt", PROMPT, "--spill-dir", tmp_path) == 1
+    assert "spill_dir is for checkpoints" in capsys.readouterr().err

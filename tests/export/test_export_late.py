@@ -1,5 +1,6 @@
 """An export of a folder quantizes each matrix while it is written: once, into the same bytes, with the same errors."""
 
+import errno
 import hashlib
 from pathlib import Path
 
@@ -7,10 +8,11 @@ import models
 import pytest
 from safetensors.torch import load_file, save_file
 
-from t2n_hf.errors import QuantizationError
+from t2n_hf.errors import ConfigError, QuantizationError, StorageError
 from t2n_hf.export import export_nnef
 from t2n_hf.hf.late import LateContent
 from t2n_hf.hf.loading import load_checkpoint
+from t2n_hf.store.spill import Spill
 
 
 def damaged(folder, *names):
@@ -47,6 +49,31 @@ def test_an_export_is_byte_for_byte_that_of_a_model_quantized_while_loading(make
     wanted = export_nnef(load_checkpoint(folder, **options), tmp_path / "early", check=False)
     assert hashes(tmp_path / "late") == hashes(tmp_path / "early")
     assert (report.formats, report.dense) == (wanted.formats, wanted.dense)
+
+
+@pytest.mark.tract
+def test_a_full_spill_says_the_option_that_names_another_folder_for_it(tmp_path, monkeypatch):
+    folder = models.saved(models.m2(), tmp_path)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("t2n_hf.store.spill.os.pwrite", full)
+        with pytest.raises(StorageError, match=r"cannot spill .* bytes in .*name another folder \(spill_dir"):
+            export_nnef(folder, tmp_path / "out", weights="q4_0")
+    assert not (tmp_path / "out").exists()
+    spill, used = tmp_path / "spill", []
+    put = Spill.put
+    monkeypatch.setattr(Spill, "put", lambda self, value: used.append(self._where) or put(self, value))
+    export_nnef(folder, tmp_path / "out", weights="q4_0", spill_dir=spill)
+    assert set(used) == {str(spill)}
+    assert not list(spill.iterdir())
+
+
+def test_a_loaded_model_is_not_told_where_to_spill(tmp_path):
+    with pytest.raises(ConfigError, match="spill_dir: for loading a checkpoint"):
+        export_nnef(models.m1(), tmp_path / "out", spill_dir=tmp_path, check=False)
 
 
 def test_an_export_quantizes_each_weight_once(tmp_path, monkeypatch):

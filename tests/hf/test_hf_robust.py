@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_while_spilling_is_an_error_and_nothing_is_lost(tmp_
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # writes beyond fail, as on a full disk
     try:
-        with pytest.raises(StorageError, match=f"bytes in {spill}: File too large; .*name another spill folder"):
+        with pytest.raises(StorageError, match=f"bytes in {spill}: File too large; .*name another folder in its place"):
             load(folder, spill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -128,11 +128,20 @@ def test_a_full_disk_says_where_and_what_next(spill: Spill, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(spill_module.os, "pwrite", full)
-    with pytest.raises(
-        StorageError, match=r"cannot spill 400 bytes in .*No space left .*another spill folder"
-    ) as caught:
+    with pytest.raises(StorageError, match=r"cannot spill 400 bytes in .*No space left .*another folder") as caught:
         spill.put(torch.ones(100))
     assert caught.value.errno == errno.ENOSPC
+    with Spill() as unnamed, pytest.raises(StorageError, match=r"name another folder \(spill_dir .*TMPDIR"):
+        unnamed.put(torch.ones(100))
+
+
+def test_a_system_without_a_folder_for_temporary_files_says_what_next(monkeypatch: pytest.MonkeyPatch):
+    def none(**_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(spill_module.tempfile, "TemporaryFile", none)
+    with pytest.raises(StorageError, match=r"in the system's folder for temporary files: No usable .*TMPDIR"):
+        Spill()
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path):

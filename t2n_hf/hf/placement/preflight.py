@@ -247,5 +247,5 @@ def _refuse(report: PlacementReport, needs: ModelNeeds, placement: Placement, ma
         raise StorageError(
             errno.ENOSPC,
             f"{report.spilled} bytes are to be written to {report.spill_dir}, which has {report.disk_free} free; name "
-            "another folder with spill_dir, keep more in memory, or load a checkpoint that is quantized already",
+            "another folder (spill_dir, --spill-dir), keep more in memory, or load a checkpoint that is quantized",
         )
