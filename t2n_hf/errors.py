@@ -29,7 +29,13 @@ __all__ = [
 
 
 class T2NError(Exception):
-    """Root of every error that t2n_hf raises on purpose."""
+    """Root of every error that t2n_hf raises on purpose.
+
+    Attributes:
+        each: the errors that this one sums up, when it tells of several.
+    """
+
+    each: "tuple[T2NError, ...]" = ()
 
 
 class ConfigError(T2NError, ValueError):

@@ -12,7 +12,8 @@ from torch import nn
 
 from t2n_hf.atomic import check_replaceable, staged_folder
 from t2n_hf.dtypes import dtype_named
-from t2n_hf.errors import CaptureError, ConfigError, OutputExistsError
+from t2n_hf.errors import CaptureError, ConfigError, OutputExistsError, QuantizationError
+from t2n_hf.export.bad_values import raise_bad_values
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.export.formats import is_transformers_model
 from t2n_hf.export.graph import make_graph
@@ -25,6 +26,7 @@ from t2n_hf.export.report import ExportReport, Stopwatch, peak_rss_bytes
 from t2n_hf.export.verify import Verdict, verify_parts
 from t2n_hf.export.weights import total_by_format
 from t2n_hf.hf.tasks import ONE_GRAPH, Pipeline, pipeline_of
+from t2n_hf.nnef.sinks import WrittenFile
 from t2n_hf.nnef.versions import version_key
 from t2n_hf.store.manifest import MANIFEST_NAME
 from t2n_hf.tract.version import require_tract
@@ -143,7 +145,7 @@ def export_nnef(
         CaptureError: the module cannot be captured.
         EmitError: a form of an operator that cannot be exported, or what the target does not run.
         MissingEmittersError: operators that cannot be exported; all of them, before anything is written.
-        QuantizationError: a weight holds NaN, or values that f16 cannot hold.
+        QuantizationError: weights hold NaN, or values that f16 cannot hold; all of them are named.
         FormatError: a weight is too large for a `.dat` file (4 GiB), by name, before anything is written.
         StorageError: a checkpoint is damaged, or the disk is full.
         CheckError: tract's results differ from PyTorch's beyond the tolerance.
@@ -250,7 +252,7 @@ def _export(job: _Job, watch: Stopwatch) -> ExportReport:
         _refuse_fixed_parts(parts)
     with staged_folder(job.target, overwrite=config.overwrite, marker=MANIFEST_NAME) as staging:
         with watch.phase("write"):
-            files = write_archives(staging, config, parts, job.on_progress)
+            files = _write_archives(staging, config, parts, job.on_progress)
             write_side_files(staging, pipeline.main.weight_owner, job.origin, job.tokenizer)
         with watch.phase("check"):
             verdict = verify_parts(pipeline, parts, config, staging)
@@ -262,6 +264,16 @@ def _export(job: _Job, watch: Stopwatch) -> ExportReport:
             )
             write_card(staging, manifest, job.origin)
     return _report(job, config, parts, verdict, watch)
+
+
+def _write_archives(
+    staging: Path, config: ExportConfig, parts: Sequence[Part], on_progress: Callable[[int, int], None] | None
+) -> dict[str, WrittenFile]:
+    try:
+        return write_archives(staging, config, parts, on_progress)
+    except QuantizationError:
+        raise_bad_values(parts, staging)
+        raise
 
 
 def _refuse_fixed_parts(parts: Sequence[Part]) -> None:

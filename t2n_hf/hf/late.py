@@ -3,7 +3,7 @@
 Exporting reads each weight once, to write it: quantized any earlier it would be written to a spill and read back first.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, cast, final
 
@@ -40,6 +40,7 @@ class LateWeights:
         self._sources = sources
         self._pages = pages
         self._contents: list[LateContent] = []
+        self._failures: list[T2NError] | None = None
 
     def add(
         self, name: str, value: torch.Tensor, choice: Choice, *, key: str, dtype: torch.dtype
@@ -60,13 +61,11 @@ class LateWeights:
         self._contents.append(content)
         return StoredSource(content, shape, dtype, name, spill_folder=self.spill_folder)
 
-    def failures(self) -> Iterator[T2NError]:
-        """Quantize all of them, and give what goes wrong."""
-        for content in self._contents:
-            try:
-                content.quantized()
-            except T2NError as error:
-                yield error
+    def failures(self) -> list[T2NError]:
+        """Quantize all of them, the first time, and give what goes wrong."""
+        if self._failures is None:
+            self._failures = [error for content in self._contents if (error := content.failure()) is not None]
+        return self._failures
 
 
 @final
@@ -123,6 +122,15 @@ class LateContent:
             rows = self._stored.rows(start, min(start + step, count)).read()
             packer.add(rows if self._rounded is None else rows.to(self._rounded))
         return packer.finish("exact")
+
+    def failure(self) -> T2NError | None:
+        """Quantize all of it, unless that was done, and give what goes wrong."""
+        try:
+            if self._kept is None:
+                self.quantized()
+        except T2NError as error:
+            return error
+        return None
 
     def gather(self, rows: Sequence[int], shape: torch.Size) -> torch.Tensor | None:
         """Read rows of what was kept; None before."""

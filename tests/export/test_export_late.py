@@ -37,6 +37,24 @@ def test_bad_values_are_refused_in_the_same_words_when_they_are_read(count, tmp_
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("options", [{"weights": "q4_0"}, {"dtype": "f16"}, {}], ids=["late", "f16", "plain"])
+def test_all_weights_with_bad_values_are_named_once_whatever_they_are_written_as(options, tmp_path):
+    matrices = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)]
+    names = ["model.embed_tokens.weight", *matrices]
+    folder = damaged(models.saved(models.m2(), tmp_path), *names)
+    norm = "model.layers.1.input_layernorm.weight"
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors[norm][3] = 1e6 if "dtype" in options else float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(QuantizationError) as refused:
+        export_nnef(folder, tmp_path / "out", check=False, **options)
+    text = str(refused.value)
+    assert {name: text.count(name) for name in (*names, norm)} == dict.fromkeys((*names, norm), 1)
+    assert "And 3 more" in text
+    assert sorted(path.name for path in tmp_path.iterdir() if path != folder) == []
+
+
 def hashes(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(folder).iterdir()}
 
