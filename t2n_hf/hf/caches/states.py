@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import (
     DummyLayer,
     DynamicCache,
+    DynamicIndexedLayer,
     DynamicLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionCacheLayerMixin,
@@ -38,6 +39,7 @@ __all__ = [
 KEY_VALUE_LENGTH: Final = 2  # axis of keys and values that grows
 _KEEPS_NOTHING: Final = "dummy"  # transformers' word for layers without a cache
 _PROBED: Final = 3  # tokens of the run that shows the shapes
+_SIDES: Final = ("key", "value")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class LayerStates:
     """What one layer keeps: shapes for a batch of one, without the growing axis filled in (it is 0).
 
     Attributes:
-        attention: shapes of its keys and values, or empty.
+        attention: shapes of its keys and values, and of the keys of its index [1, 1, 0, D] if it has one; or empty.
         convolutions: number of a state -> shape of the last inputs of its convolution, [1, channels, width].
         recurrent: number of a state -> shape of what it has accumulated.
     """
@@ -55,8 +57,8 @@ class LayerStates:
     recurrent: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def named(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of its tensors, in order: "key", "value", "conv", "state"; "conv_1" for a second one."""
-        yield from zip(("key", "value"), self.attention, strict=False)
+        """Names and shapes of its tensors, in order: "key", "value", "index", "conv", "state", "conv_1" if second."""
+        yield from zip(("key", "value", "index"), self.attention, strict=False)
         for stem, numbered in (("conv", self.convolutions), ("state", self.recurrent)):
             for number, shape in numbered:
                 yield (stem if number == 0 else f"{stem}_{number}"), shape
@@ -75,6 +77,11 @@ class LayerStates:
     def count(self) -> int:
         """Number of its tensors."""
         return len(self.attention) + self.fixed
+
+    @property
+    def plain(self) -> bool:
+        """Whether it keeps keys and values, and nothing else."""
+        return self.count == len(_SIDES) == len(self.attention)
 
 
 def growing(layout: Sequence[LayerStates]) -> list[bool]:
@@ -148,6 +155,23 @@ class _HybridLayer(_Kept, LinearAttentionAndFullAttentionLayer):  # type: ignore
 
 
 @final
+class _IndexedLayer(DynamicIndexedLayer):
+    """A layer of attention whose index says which tokens are seen: it keeps keys of its own, [B, P, D].
+
+    Outside they are [B, 1, P, D], so that whatever grows does so along one axis.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, index: torch.Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.indexer_keys = keys, values, index.squeeze(1)
+        self.is_initialized = self.is_indexer_initialized = True
+
+    def get_seq_length(self) -> int:
+        """Length of the past, as a symbol where it is one."""
+        return self.keys.shape[KEY_VALUE_LENGTH]  # type: ignore[union-attr]
+
+
+@final
 class StateCache(DynamicCache):
     """A cache of layers of any kind.
 
@@ -190,7 +214,7 @@ def _layer(states: LayerStates, tensors: list[torch.Tensor]) -> Any:  # noqa: AN
     if not tensors:
         return DummyLayer()
     if not rest:
-        return WholeLayer(*attention)
+        return WholeLayer(*attention) if states.plain else _IndexedLayer(*attention)
     count = 1 + max(numbers)
     layer = _HybridLayer(count, *attention) if attention else _StateLayer(count)
     layer.keep(states, rest)
@@ -200,6 +224,7 @@ def _layer(states: LayerStates, tensors: list[torch.Tensor]) -> Any:  # noqa: AN
 def _tensors_of(layer: Any, states: LayerStates) -> list[torch.Tensor]:  # noqa: ANN401 - as above
     return [
         *([layer.keys, layer.values] if states.attention else []),
+        *([layer.indexer_keys.unsqueeze(1)] if len(states.attention) > len(_SIDES) else []),
         *(layer.conv_states[number] for number, _ in states.convolutions),
         *(layer.recurrent_states[number] for number, _ in states.recurrent),
     ]
@@ -267,6 +292,9 @@ def _read(layer: Any, where: str) -> LayerStates:  # noqa: ANN401 - layers have 
     attention: tuple[tuple[int, ...], ...] = ()
     if isinstance(layer, DynamicLayer) and layer.is_initialized:
         sides = [tuple(side.shape) for side in (layer.keys, layer.values)]  # type: ignore[union-attr]
+        if isinstance(layer, DynamicIndexedLayer) and layer.is_indexer_initialized:
+            rows, length, size = layer.indexer_keys.shape  # type: ignore[union-attr]
+            sides.append((rows, 1, length, size))
         attention = tuple((*shape[:KEY_VALUE_LENGTH], 0, *shape[KEY_VALUE_LENGTH + 1 :]) for shape in sides)
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
         if attention or isinstance(layer, (DummyLayer, DynamicLayer)):

@@ -43,7 +43,7 @@ class _CausalLM(nn.Module):
         self._cache_name = cache_parameter(model.forward)
         self._own = own_cache(model)
         self._layout = tuple(layout)
-        self._has_states = any(states.fixed or not states.count for states in layout)
+        self._has_states = not all(states.plain for states in layout)
         self._begins_anew = begins_anew(model)
         # Some models of states and attention count from 0 in every call, unless they are told the positions.
         self._counts = self._has_states and takes(model.forward, "position_ids")

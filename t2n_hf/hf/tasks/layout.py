@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from t2n_hf.hf.caches.states import KEY_VALUE_LENGTH, LayerStates, keeps_states, states_of
-from t2n_hf.hf.caches.whole import cache_shapes
+from t2n_hf.hf.caches.whole import CacheShape, cache_shapes
 from t2n_hf.hf.tasks.settings import capture_settings
 
 __all__ = ["cache_example", "cache_layout", "cache_names"]
@@ -14,10 +14,27 @@ __all__ = ["cache_example", "cache_layout", "cache_names"]
 
 def cache_layout(model: PreTrainedModel) -> tuple[LayerStates, ...]:
     """What each layer of `model` keeps in the cache that it takes. Raises ConfigError for something unknown."""
-    if keeps_states(model):
-        with capture_settings(model):
-            return states_of(model)
-    return tuple(LayerStates((shape.key(0), shape.value(0))) for shape in cache_shapes(model.config))
+    if not keeps_states(model):
+        shapes = cache_shapes(model.config)
+        if _are_those_of(model, shapes):
+            return tuple(LayerStates((shape.key(0), shape.value(0))) for shape in shapes)
+    with capture_settings(model):
+        return states_of(model)
+
+
+def _are_those_of(model: PreTrainedModel, shapes: Sequence[CacheShape]) -> bool:
+    """Whether what the config says of keys and values is what comes out of the projections of `model`.
+
+    Layers of two kinds may have other numbers of heads, or values another size than keys, under names of their own.
+    """
+    for module in model.modules():
+        layer, parts = getattr(module, "layer_idx", None), [getattr(module, f"{side}_proj", None) for side in "kv"]
+        widths = [getattr(part, "out_features", None) for part in parts]
+        if isinstance(layer, int) and layer < len(shapes) and None not in widths:
+            shape = shapes[layer]
+            if widths != [shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim]:
+                return False
+    return True
 
 
 def cache_names(layout: Sequence[LayerStates]) -> list[str]:

@@ -142,7 +142,7 @@ class _Decoder(nn.Module):
         return (logits, *cache.tensors())
 
     def _cache(self, caches: list[torch.Tensor]) -> WholeCache | StateCache:
-        if all(states.count and not states.fixed for states in self._layout):
+        if all(states.plain for states in self._layout):
             return WholeCache(caches)
         return StateCache([tensor.clone() for tensor in caches], self._layout)  # states are written to in place
 

@@ -12,6 +12,7 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches.states import growing
 from t2n_hf.hf.capturable.forwards import capturable_forwards
+from t2n_hf.hf.capturable.indexers import capturable_indexers
 from t2n_hf.hf.capturable.own_caches import own_cache
 from t2n_hf.hf.capturable.recurrence import capturable_recurrences
 from t2n_hf.hf.capturable.rotary import capturable_rotary
@@ -54,7 +55,7 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
         stack.enter_context(_hooks_installed(model))
         stack.enter_context(capturable_rotary(model))
         stack.enter_context(capturable_recurrences(model))
-        for capturable in (capturable_experts, capturable_forwards, capturable_windows):
+        for capturable in (capturable_experts, capturable_forwards, capturable_indexers, capturable_windows):
             stack.enter_context(capturable(model))
         yield
 
