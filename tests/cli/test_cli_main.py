@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import typer
@@ -32,6 +33,29 @@ def test_help_lists_every_command_without_importing_one(capsys):
     for name in cli.COMMANDS:
         assert name in done.stdout
     assert "['t2n_hf.cli.imports', 't2n_hf.cli.main']" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"]], ids=str)
+def test_help_and_version_import_no_large_library(arguments):
+    program = (
+        "import sys, t2n_hf_command\n"
+        f"sys.argv = ['t2n-hf', *{arguments}]\n"
+        "try: t2n_hf_command.main()\n"
+        "finally: print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == (0 if arguments else 2)
+    assert done.stdout.endswith("[]\n")
+    shown = done.stdout + done.stderr
+    assert all(
+        name in shown for name in ([f"t2n-hf {version('t2n-hf')}"] if "--version" in arguments else cli.COMMANDS)
+    )
+
+
+def test_the_program_runs_commands_with_the_whole_package():
+    program = "import sys, t2n_hf_command\nsys.argv = ['t2n-hf', 'plugins', '--json']\nt2n_hf_command.main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "t2n_hf.q4_0.v1" in [row["tag"] for row in json.loads(done.stdout)]
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
