@@ -36,7 +36,7 @@ from t2n_hf.tensor.transposed import TransposedTensor
 
 __all__ = ["PlannedWeight", "Weight", "plan_weight", "total_by_format"]
 
-_CHUNK_NBYTES: Final = 8 << 20
+_CHUNK_NBYTES: Final = 1 << 20
 _BLOCK_PAYLOADS: Final = {"q4_0": q4_0_payload, "q8_1": q8_1_payload}
 
 

@@ -6,7 +6,6 @@ come from anywhere: names, kinds, sizes and the gzip stream are checked before a
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from t2n_hf.atomic import staged_file, staged_folder
 from t2n_hf.errors import ArchiveError, ConfigError, FormatError
 from t2n_hf.nnef.dat import HEADER_NBYTES, Buffer, DatHeader, Payload
 from t2n_hf.nnef.names import member_problem
-from t2n_hf.nnef.sinks import FolderSink, HashedFile, Sink, TarSink, WrittenFile
+from t2n_hf.nnef.sinks import FolderSink, HashedFile, Sink, TarSink, WrittenFile, write_behind
 from t2n_hf.nnef.sources import FolderSource, Source, TarSource
 from t2n_hf.nnef.tar import MAX_MEMBER_NBYTES, Forward, TarMember
 
@@ -57,12 +56,12 @@ class ArchiveWriter:
 
     def __enter__(self) -> "ArchiveWriter":
         with contextlib.ExitStack() as stack:
-            executor = stack.enter_context(ThreadPoolExecutor(1))
+            behind = stack.enter_context(write_behind())
             if self._format == "dir":
                 folder = stack.enter_context(staged_folder(self.path, overwrite=True, marker=GRAPH_FILE))
-                self._sink = FolderSink(folder, self.path.name, executor)
+                self._sink = FolderSink(folder, self.path.name, behind)
             else:
-                file = HashedFile(stack.enter_context(staged_file(self.path)), executor)
+                file = HashedFile(stack.enter_context(staged_file(self.path)), behind)
                 self._sink = TarSink(file, self.path.name, self._level if self._format == "tgz" else None)
             stack.push(self._end)
             self._stack = stack.pop_all()

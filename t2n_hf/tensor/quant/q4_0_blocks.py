@@ -29,8 +29,9 @@ __all__ = [
 BLOCK_VALUES: Final = 32
 BLOCK_NBYTES: Final = 18
 _HALF: Final = BLOCK_VALUES // 2
-# Values quantized at once: 2 MiB in f32.
+# Values quantized at once by each thread: 2 MiB in f32. Threads gain nothing from many more of them.
 _SCRATCH_VALUES: Final = 1 << 19
+_MOST_THREADS: Final = 4
 _HIGH_NIBBLES: Final = 0xF0F0F0F0F0F0F0F0 - (1 << 64)
 
 
@@ -136,7 +137,7 @@ def quantize_rows(rows: torch.Tensor, name: str = "") -> torch.Tensor:
     *lead, columns = rows.shape
     flat = rows.reshape(-1, columns)
     blocks = torch.empty(flat.shape[0], columns // BLOCK_VALUES, BLOCK_NBYTES, dtype=torch.uint8, device=rows.device)
-    step = max(1, _SCRATCH_VALUES // max(1, columns))
+    step = max(1, _SCRATCH_VALUES * min(_MOST_THREADS, torch.get_num_threads()) // max(1, columns))
     scratch = torch.empty(min(step, flat.shape[0]), columns, dtype=torch.float32, device=rows.device)
     for start in range(0, flat.shape[0], step):
         part = flat[start : start + step]
