@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
+from t2n_hf.atomic import WRITE_NBYTES
 from t2n_hf.nnef.dat import Buffer
 from t2n_hf.nnef.deflate import GzipWriter
 from t2n_hf.nnef.tar import END, padding, tar_header
@@ -14,9 +15,6 @@ from t2n_hf.nnef.tar import END, padding, tar_header
 __all__ = ["FolderSink", "HashedFile", "Sink", "TarSink", "WriteBehind", "WrittenFile", "write_behind"]
 
 _BUFFER_NBYTES: Final = 2 << 20
-# As cp writes: for longer writes the system takes huge pages for its cache, which a virtual machine that gives free
-# memory back may have to ask its host for first (2.2 GB in writes of 2 MiB: 6.6 s, in these: 1.2 s).
-_WRITE_NBYTES: Final = 128 << 10
 
 WrittenFile: TypeAlias = tuple[str, int]
 """sha256 (hex) and size in bytes."""
@@ -80,7 +78,7 @@ class HashedFile:
     def _write_and_hash(self, view: memoryview) -> None:
         rest = view
         while len(rest):
-            rest = rest[self._file.write(rest[:_WRITE_NBYTES]) :]
+            rest = rest[self._file.write(rest[:WRITE_NBYTES]) :]
         self._hash.update(view)
 
     def finish(self) -> WrittenFile:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from typing_extensions import Self
 
+from t2n_hf.atomic import WRITE_NBYTES
 from t2n_hf.dtypes import dtype_named
 from t2n_hf.errors import FormatError, StorageError
 from t2n_hf.store.memory import aligned_buffer, bytes_of, read_at
@@ -140,5 +141,5 @@ class ShardFile:
 
     def _write_at(self, view: memoryview, offset: int) -> None:
         while view:
-            done = os.pwrite(self._fd, view, offset)
+            done = os.pwrite(self._fd, view[:WRITE_NBYTES], offset)
             view, offset = view[done:], offset + done

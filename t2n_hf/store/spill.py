@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 
 import torch
 
+from t2n_hf.atomic import WRITE_NBYTES
 from t2n_hf.errors import StorageError
 from t2n_hf.store.disk_space import cut, punch_hole
 from t2n_hf.store.memory import ALIGNMENT, aligned_buffer, bytes_of, read_at, runs_of, tensor_chunks
@@ -234,7 +235,7 @@ class Spill:
             while view:
                 self._check_open()
                 try:
-                    done = os.pwrite(self._fd, view, offset)
+                    done = os.pwrite(self._fd, view[:WRITE_NBYTES], offset)
                 except OSError as error:
                     raise StorageError(
                         error.errno,

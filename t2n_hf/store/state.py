@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, Final, TypedDict
 
 import torch
 
-from t2n_hf.atomic import staged_file
+from t2n_hf.atomic import WRITE_NBYTES, staged_file
 from t2n_hf.dtypes import dtype_of
 from t2n_hf.errors import ConfigError, FormatError
 from t2n_hf.store.checkpoint import CheckpointFile
@@ -99,4 +99,4 @@ def write_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], metadat
 
 def _write_all(file: BinaryIO, view: memoryview) -> None:
     while view:
-        view = view[file.write(view) :]
+        view = view[file.write(view[:WRITE_NBYTES]) :]
