@@ -31,7 +31,7 @@ def depth(results: dict, runs: int) -> None:
 
 
 def size(results: dict, runs: int, out: Path) -> None:
-    """The random 1.1 B Llama in bf16 shards: each export in turn with a plain copy of what it reads and writes."""
+    """The random 1.1 B Llama in bf16 shards: each export in turn with a copy (cp) of what it reads and what it writes."""
     model = random_llama.build("1.1b", CACHE / "random-llama-1.1b")
     shards = sorted(model.glob("*.safetensors"))
     target, copy = out / "size", out / "size-copy"
@@ -42,11 +42,7 @@ def size(results: dict, runs: int, out: Path) -> None:
             command = [*_script("export_size.py"), str(model), str(target), *flags]
             whole = run(command, ONE_THREAD)
             phases = whole.last_json()
-            start = time.perf_counter()
-            subprocess.run(["cat", *map(str, shards)], stdout=subprocess.DEVNULL, check=True)
-            subprocess.run(["cp", phases["archive"], str(copy)], check=True)
-            copied = time.perf_counter() - start
-            copy.unlink()
+            copied = _copy_seconds([phases["archive"]], copy) + _copy_seconds([*map(str, shards)], copy)
             rows.append((phases["seconds"], copied, whole))
         shutil.rmtree(target, ignore_errors=True)
         results[f"size {kind}"] = {
@@ -56,6 +52,15 @@ def size(results: dict, runs: int, out: Path) -> None:
             "wall_s": median([whole for _, _, whole in rows], "wall_s"),
             "peak_rss_bytes": median([whole for _, _, whole in rows], "peak_rss_bytes"),
         }
+
+
+def _copy_seconds(files: list[str], folder: Path) -> float:
+    folder.mkdir()
+    start = time.perf_counter()
+    subprocess.run(["cp", *files, str(folder)], check=True)
+    seconds = time.perf_counter() - start
+    shutil.rmtree(folder)
+    return seconds
 
 
 def zoo(results: dict, out: Path, python: str) -> None:
