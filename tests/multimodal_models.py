@@ -39,7 +39,17 @@ SIZES = {
 TILED = ("smolvlm", "idefics3", "idefics2")
 # Pixels of a side of what one feature stands for, in models that take pictures of any size.
 SQUARES = {"mistral3": 16, "lighton_ocr": 16, "pixtral": 8}
-GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe")
+GRIDS = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "glm4v",
+    "glm4v_moe",
+    "glm_ocr",
+)
 
 
 def _qwen(name: str, vision: dict[str, Any], text: dict[str, Any]) -> Any:
@@ -110,6 +120,11 @@ def glm4v(name: str = "Glm4v", **more: Any) -> Any:
     """GLM-4V: positions interpolated by cubes, features by a convolution."""
     sizes = {"depth": 2, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 96, "image_size": 16}
     return _qwen(name, sizes, {"rope": {"mrope_section": [2, 3, 3], **more.pop("rope", {})}, **more})
+
+
+def glm_ocr() -> Any:
+    """GLM-OCR: GLM-4V without learned positions."""
+    return glm4v("GlmOcr", head_dim=16)
 
 
 def glm4v_moe() -> Any:
@@ -319,6 +334,7 @@ MODELS = {
         qwen3_5_moe,
         glm4v,
         glm4v_moe,
+        glm_ocr,
         voxtral,
     )
 }

@@ -84,6 +84,15 @@ def trocr() -> Any:
     return models.build(hf.VisionEncoderDecoderModel, config)
 
 
+def pp_formulanet() -> Any:
+    """PP-FormulaNet: its decoder attends to what the encoder calls its pooled output."""
+    sizes = {"output_channels": 32, "post_conv_in_channels": 32, "post_conv_mid_channels": 32}
+    wide = {"post_conv_out_channels": 64, "decoder_hidden_size": 64, "mlp_dim": 128}
+    vision = {**IMAGE, **sizes, **wide, "image_size": 64, "window_size": 4, "global_attn_indexes": [1]}
+    config = hf.PPFormulaNetConfig(vision_config=vision, text_config={**BART, "is_encoder_decoder": True})
+    return models.build(hf.PPFormulaNetForConditionalGeneration, config)
+
+
 def moonshine() -> Any:
     """Moonshine: waveforms of any length, rotary positions."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": VOCABULARY}
@@ -120,7 +129,7 @@ def inputs_for(model: Any, batch: int = 2, length: int = 9, seed: int = 1) -> di
     """What the encoder of an encoder-decoder model takes; of text the last row ends in padding."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {
-        "pixel_values": (batch, 3, 32, 32),
+        "pixel_values": (batch, 3, *[64 if model.config.model_type == "pp_formulanet" else 32] * 2),
         "input_features": (batch, 16, 100) if model.config.model_type == "whisper" else (batch, 76, 16),
         "input_values": (batch, 5000),
     }

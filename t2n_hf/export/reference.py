@@ -238,15 +238,26 @@ class _InputMaker:
         return made
 
     def meaningless(self, lengths: Mapping[str, int], outputs: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-        """Where outputs, by name, are those of padding: keys, values and logits of its positions."""
+        """Where outputs, by name, are those of padding: keys, values, states and logits of its positions."""
         if not self._is_padded:
-            return {}
+            return self._behind(lengths, outputs)
         new, total = lengths[_NEW], lengths[_NEW] + lengths.get(_PAST, 0)
         rows = next(iter(outputs.values())).shape[0]
         padding = (padded_left(rows, total) == 0).numpy()
         places = {"outputs": padding[:, -new:, None]} if outputs["outputs"].shape[1] == new else {}
         grown = {name for name in outputs if name.startswith((f"{_FEEDS}key", f"{_FEEDS}value"))}
         return places | dict.fromkeys(grown, padding[:, None, :, None])
+
+    def _behind(self, lengths: Mapping[str, int], outputs: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        """The same of an encoder. In a window padding may see nothing at all, of which each library makes its own."""
+        mask = next((spec for spec in self._specs if spec.name == "attention_mask" and len(spec.shape) == 2), None)
+        if mask is None:
+            return {}
+        rows, length = mask.concrete(lengths)
+        padding = (_padded((rows, length), torch.int64) == 0).numpy()
+        states = {name: padding[..., None] for name, value in outputs.items() if _begins(value, (rows, length), 3)}
+        crossed = [name for name, value in outputs.items() if name.startswith("cross_") and value.shape[2] == length]
+        return states | dict.fromkeys(crossed, padding[:, None, :, None])
 
     def _value(self, spec: InputSpec, shape: tuple[int, ...]) -> torch.Tensor:
         if spec.name.startswith(_FED_BACK) and _PAST not in spec.symbols():
@@ -283,6 +294,10 @@ def left_padding(inputs: Mapping[str, torch.Tensor], past: int) -> dict[str, tor
     if "position_ids" in inputs:
         made["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -new:]
     return made
+
+
+def _begins(value: torch.Tensor, shape: tuple[int, ...], rank: int) -> bool:
+    return value.dim() == rank and tuple(value.shape[: len(shape)]) == shape
 
 
 def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

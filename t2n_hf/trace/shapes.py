@@ -9,7 +9,7 @@ from torch import nn
 from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from t2n_hf.errors import CaptureError
+from t2n_hf.errors import CaptureError, T2NError
 from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
 
 __all__ = ["fake_run", "own_line", "shapes_only"]
@@ -30,7 +30,7 @@ def fake_run() -> Iterator[None]:
 def shapes_only(module: nn.Module) -> Iterator[None]:
     """Let `module` be run on tensors made inside the block: everything in it has a shape and a type, and no values.
 
-    The module has its own tensors back after any exit. Raises CaptureError where it asks for a value.
+    The module has its own tensors back after any exit. Raises CaptureError where it asks for a value, or fails.
     """
     with fake_run(), plain_tensors_kept(module):
         fakes: dict[int, torch.Tensor] = {}
@@ -46,6 +46,13 @@ def shapes_only(module: nn.Module) -> Iterator[None]:
                 f"forward of {type(module).__name__} reads a tensor's value (item(), tolist(), nonzero(), an `if`) at "
                 f"{own_line(error)}; what it decides would be fixed in the archive. Export the model with example_args "
                 "of its own and capture='dispatch' if it may be"
+            ) from error
+        except T2NError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"{type(module).__name__} fails when it is called as its task says: {type(error).__name__}: {error} "
+                f"(at {own_line(error)}). Export the model with example_args of its own"
             ) from error
 
 

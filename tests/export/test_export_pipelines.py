@@ -19,7 +19,7 @@ from t2n_hf.tract.model import TractModelForCausalLM
 from t2n_hf.tract.runner import TractRunner
 from t2n_hf.tract.seq2seq import TractModelForSeq2SeqLM
 
-ENCODER_DECODERS = ("t5", "bart", "marian", "whisper", "trocr", "moonshine", "speech_to_text")
+ENCODER_DECODERS = ("t5", "bart", "marian", "whisper", "trocr", "moonshine", "speech_to_text", "pp_formulanet")
 MODES = {
     "greedy": {"do_sample": False},
     "beams": {"num_beams": 3, "num_return_sequences": 2, "early_stopping": True},

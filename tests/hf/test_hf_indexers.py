@@ -7,9 +7,11 @@ from models import SHAPE, build
 from torch.utils import _pytree as pytree
 
 from t2n_hf import export_nnef
+from t2n_hf.errors import CaptureError, ConfigError
 from t2n_hf.hf.caches.states import StateCache
 from t2n_hf.hf.capturable.indexers import capturable_indexers
 from t2n_hf.hf.tasks.layout import cache_layout, cache_names
+from t2n_hf.trace.shapes import shapes_only
 from t2n_hf.tract.runner import TractRunner
 
 CHOSEN = 6
@@ -40,6 +42,13 @@ def two_sizes():
         sliding_window=8,
     )
     return build(hf.MiMoV2FlashForCausalLM, config)
+
+
+def going_round():
+    """Dory: goes twice through its second layer, which keeps keys and values of each time."""
+    rounds = {"num_hidden_layers": 3, "n_input_layers": 1, "n_output_layers": 1, "n_recurrent_loops": 2}
+    kinds = ["sliding_attention", "full_attention", "full_attention"]
+    return build(hf.DoryForCausalLM, hf.DoryConfig(**{**SHAPE, **rounds}, head_dim=16, layer_types=kinds))
 
 
 def check_steps(model, folder):
@@ -92,3 +101,31 @@ def test_layers_of_two_kinds_keep_keys_and_values_of_their_own_sizes(tmp_path):
         ((1, 4, 0, 16), (1, 4, 0, 8)),
     ]
     check_steps(model, tmp_path / "out")
+
+
+@pytest.mark.tract
+def test_layers_that_are_gone_through_twice_keep_keys_and_values_of_each_time(tmp_path):
+    model = going_round()
+    assert cache_names(cache_layout(model))[-2:] == ["key_3", "value_3"]
+    check_steps(model, tmp_path / "out")
+
+
+def test_a_cache_that_may_hold_more_than_keys_and_values_is_refused():
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+    latent = {"q_lora_rank": 32, "qk_rope_head_dim": 8, "head_dim": 64, "o_groups": 2, "o_lora_rank": 16}
+    index = {"index_topk": CHOSEN, "index_head_dim": 16, "index_n_heads": 4, "num_key_value_heads": 1}
+    kinds = {"layer_types": ["heavily_compressed_attention"] * 2, "mlp_layer_types": ["moe"] * 2}
+    config = hf.DeepseekV4Config(**{**SHAPE, **experts, **latent, **index, **kinds})
+    with pytest.raises(ConfigError, match="layer 0 of DeepseekV4ForCausalLM keeps a DeepseekV4HCACache"):
+        cache_layout(build(hf.DeepseekV4ForCausalLM, config))
+
+
+def test_a_forward_that_fails_on_shapes_says_where_and_what_to_do():
+    class Narrow(torch.nn.Module):
+        def forward(self, x):
+            return x.view(7, 7)
+
+    module = Narrow()
+    said = r"Narrow fails when .* return x.view\(7, 7\)\). Export the model with"
+    with pytest.raises(CaptureError, match=said), shapes_only(module):
+        module(torch.zeros(3))

@@ -16,6 +16,7 @@ from transformers.cache_utils import (
     DynamicCache,
     DynamicIndexedLayer,
     DynamicLayer,
+    DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionCacheLayerMixin,
     LinearAttentionLayer,
@@ -40,6 +41,8 @@ KEY_VALUE_LENGTH: Final = 2  # axis of keys and values that grows
 _KEEPS_NOTHING: Final = "dummy"  # transformers' word for layers without a cache
 _PROBED: Final = 3  # tokens of the run that shows the shapes
 _SIDES: Final = ("key", "value")
+# A layer of any other class, of these too, may keep more than is known here.
+_OF_ATTENTION: Final = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer)
 
 
 @dataclass(frozen=True)
@@ -269,17 +272,18 @@ def states_of(model: PreTrainedModel) -> tuple[LayerStates, ...]:
     name = cache_parameter(model.forward)
     if name is None:
         raise ConfigError(f"{type(model).__name__} takes no cache, which text-generation needs")
-    try:
-        with shapes_only(model):
+    with shapes_only(model):
+        try:
             model(input_ids=torch.zeros(1, _PROBED, dtype=torch.int64), use_cache=True, **{name: cache})
-    except ValueError as error:
-        raise ConfigError(
-            f"{type(model).__name__} does not run with a DynamicCache of transformers, so what its layers keep is not "
-            f"known: {error} Export it with example_args of its own"
-        ) from error
+        except ValueError as error:
+            raise ConfigError(
+                f"{type(model).__name__} does not run with a DynamicCache of transformers, so what its layers keep is "
+                f"not known: {error} Export it with example_args of its own"
+            ) from error
     layout = [_read(layer, f"layer {number} of {type(model).__name__}") for number, layer in enumerate(cache.layers)]
     kinds = get_layer_types_and_kwargs(model.config.get_text_config(decoder=True))[0]
-    for number, (states, kind) in enumerate(zip(layout, kinds, strict=True)):
+    # A model that goes through its layers several times may have a cache for each time, behind those of the first.
+    for number, (states, kind) in enumerate(zip(layout, kinds, strict=False)):
         if kind != _KEEPS_NOTHING and not states.count:
             raise ConfigError(
                 f"layer {number} of {type(model).__name__} ({kind}) keeps its state outside of its cache, which is not "
@@ -297,9 +301,12 @@ def _read(layer: Any, where: str) -> LayerStates:  # noqa: ANN401 - layers have 
             sides.append((rows, 1, length, size))
         attention = tuple((*shape[:KEY_VALUE_LENGTH], 0, *shape[KEY_VALUE_LENGTH + 1 :]) for shape in sides)
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
-        if attention or isinstance(layer, (DummyLayer, DynamicLayer)):
+        if isinstance(layer, DummyLayer) or type(layer) in _OF_ATTENTION:
             return LayerStates(attention)
-        raise ConfigError(f"{where} keeps a {type(layer).__name__}, which is not supported")
+        raise ConfigError(
+            f"{where} keeps a {type(layer).__name__}, which is not supported: it may hold more than keys and values. "
+            "Export the model with example_args of its own"
+        )
     return LayerStates(attention, _shapes(layer.conv_states), _shapes(layer.recurrent_states))
 
 

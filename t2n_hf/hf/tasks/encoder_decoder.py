@@ -176,8 +176,14 @@ def _encoder_interface(encoder: _Encoder, inputs: list[ModelInput], names: list[
     )
 
 
+@dataclass
 class _States(BaseModelOutput):
-    """The encoder's output as models look at it: some ask for the mask, or the choice of experts, that theirs gives."""
+    """The encoder's output as models look at it: some ask for the mask, or the choice of experts, that theirs gives.
+
+    Where it has a `pooler_output`, PP-FormulaNet attends to that, or to nothing.
+    """
+
+    pooler_output: torch.Tensor | None = None
 
     attention_mask: torch.Tensor | None = None
     router_logits: tuple[torch.Tensor, ...] | None = None
@@ -215,7 +221,9 @@ class _Decoder(nn.Module):
             arguments["attention_mask"] = masks[0]
         with last_position_only(None if self.all_logits else self.model.get_output_embeddings()):
             outputs = self.model(
-                encoder_outputs=_States(last_hidden_state=states), decoder_input_ids=input_ids, **arguments
+                encoder_outputs=_States(last_hidden_state=states, pooler_output=states),
+                decoder_input_ids=input_ids,
+                **arguments,
             )
         return (outputs.logits, *cache.self_attention_cache.tensors())
 

@@ -29,6 +29,7 @@ _ENCODERS: Final = frozenset(
         "exaone4_5_vision",
         "glm4v_moe_vision",
         "glm4v_vision",
+        "glm_ocr_vision",
         "qwen2_5_vl",
         "qwen2_5_vl_vision",
         "qwen2_vl",

@@ -1,6 +1,7 @@
 """What the layers of a decoder keep between calls, as tensors of an interface."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from transformers import PreTrainedModel
@@ -11,15 +12,24 @@ from t2n_hf.hf.tasks.settings import capture_settings
 
 __all__ = ["cache_example", "cache_layout", "cache_names"]
 
+# How configurations call the number of times (Dory, Inkling 2).
+_ROUNDS: Final = ("n_recurrent_loops", "loop_num_passes")
+
 
 def cache_layout(model: PreTrainedModel) -> tuple[LayerStates, ...]:
     """What each layer of `model` keeps in the cache that it takes. Raises ConfigError for something unknown."""
-    if not keeps_states(model):
+    if not keeps_states(model) and not _goes_round(model):
         shapes = cache_shapes(model.config)
         if _are_those_of(model, shapes):
             return tuple(LayerStates((shape.key(0), shape.value(0))) for shape in shapes)
     with capture_settings(model):
         return states_of(model)
+
+
+def _goes_round(model: PreTrainedModel) -> bool:
+    """Whether `model` goes through some of its layers several times, and may have a cache for each time."""
+    config = model.config.get_text_config(decoder=True)
+    return any(getattr(config, name, 1) > 1 for name in _ROUNDS)
 
 
 def _are_those_of(model: PreTrainedModel, shapes: Sequence[CacheShape]) -> bool:
