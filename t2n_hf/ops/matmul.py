@@ -26,8 +26,10 @@ def _product(emit: Emit, left: Value, right: Value, *, transpose_right: bool = F
 
 @_emits(_aten.linear.default)
 def linear(emit: Emit, x: Value, weight: Value, bias: Value | None = None) -> Value:
-    """`x @ weight.T + bias`."""
-    if x.rank == 1:
+    """`x @ weight.T + bias`; a vector for a weight is the only row of one."""
+    if weight.rank == 1:
+        product = matmul(emit, x, weight)
+    elif x.rank == 1:
         product = emit.squeeze(_product(emit, emit.unsqueeze(x, [0]), weight, transpose_right=True), [0])
     else:
         product = _product(emit, x, weight, transpose_right=True)

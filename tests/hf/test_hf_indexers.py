@@ -7,11 +7,10 @@ from models import SHAPE, build
 from torch.utils import _pytree as pytree
 
 from t2n_hf import export_nnef
-from t2n_hf.errors import CaptureError, ConfigError
+from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches.states import StateCache
 from t2n_hf.hf.capturable.indexers import capturable_indexers
 from t2n_hf.hf.tasks.layout import cache_layout, cache_names
-from t2n_hf.trace.shapes import shapes_only
 from t2n_hf.tract.runner import TractRunner
 
 CHOSEN = 6
@@ -118,14 +117,3 @@ def test_a_cache_that_may_hold_more_than_keys_and_values_is_refused():
     config = hf.DeepseekV4Config(**{**SHAPE, **experts, **latent, **index, **kinds})
     with pytest.raises(ConfigError, match="layer 0 of DeepseekV4ForCausalLM keeps a DeepseekV4HCACache"):
         cache_layout(build(hf.DeepseekV4ForCausalLM, config))
-
-
-def test_a_forward_that_fails_on_shapes_says_where_and_what_to_do():
-    class Narrow(torch.nn.Module):
-        def forward(self, x):
-            return x.view(7, 7)
-
-    module = Narrow()
-    said = r"Narrow fails when .* return x.view\(7, 7\)\). Export the model with"
-    with pytest.raises(CaptureError, match=said), shapes_only(module):
-        module(torch.zeros(3))

@@ -69,6 +69,8 @@ PRODUCTS = [
     fixed("mv", torch.mv, A[0], floats(4)),
     fixed("dot", torch.dot, floats(5), floats(5, seed=1)),
     fixed("outer", torch.outer, floats(5), floats(4), lengths={(0, 0): "S"}),
+    fixed("linear_by_a_vector", F.linear, X, floats(8), lengths=S),
+    fixed("linear_of_a_vector_by_a_vector", F.linear, floats(8), floats(8, seed=1)),
     fixed("addmm_scaled", lambda x, a, b: torch.addmm(x, a, b, beta=0.5, alpha=2.0), floats(5, 5), A[0], B[0]),
     fixed("baddbmm", torch.baddbmm, floats(2, 5, 5), A, B),
     fixed("baddbmm_without_sum", lambda x, a, b: torch.baddbmm(x, a, b, beta=0.0, alpha=0.5), floats(2, 5, 5), A, B),

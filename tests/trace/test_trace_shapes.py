@@ -60,3 +60,19 @@ def test_a_module_that_asks_for_values_is_refused_with_the_line_that_asks(ask):
     says = r"forward of Chooser reads a tensor's value .* at .*lambda x: .*dispatch"
     with pytest.raises(CaptureError, match=says), shapes_only(module):
         module(torch.ones(3))
+
+
+def test_a_module_that_fails_says_where_and_what_to_do():
+    module = Chooser(lambda x: x.view(7, 7))
+    said = r"Chooser fails when .* x.view\(7, 7\)\)\). Export the model with"
+    with pytest.raises(CaptureError, match=said), shapes_only(module):
+        module(torch.zeros(3))
+
+
+def test_what_a_module_only_checks_holds():
+    def checked(x):
+        torch._check_tensor_all(x > 0)
+        return x * 2
+
+    with shapes_only(Chooser(checked)) as _:
+        assert tuple(Chooser(checked)(torch.zeros(3)).shape) == (3,)
