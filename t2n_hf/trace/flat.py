@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from t2n_hf.errors import CaptureError, ConfigError
 from t2n_hf.trace.alike import groups_of, spread
 from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.quick_proxies import quick_proxies
 from t2n_hf.trace.recurrent import RecurrentLayersKept
 from t2n_hf.trace.swap import buffers_watched
 from t2n_hf.trace.tensor_lengths import TensorLengthsKept
@@ -51,6 +52,10 @@ class FlatModule(nn.Module):
 
     def forward(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Run the module."""
+        with quick_proxies():
+            return self._forward(tensors)
+
+    def _forward(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if len(tensors) != self._count:
             tensors = spread(tensors, self._groups)
         for places in self._shared:

@@ -20,7 +20,7 @@ from t2n_hf.trace.captured import Piece, PieceCall
 from t2n_hf.trace.direct_call import SeenCall, call_like, seen_call
 from t2n_hf.trace.layers import Arguments, bind, describe_layer, layer_index, may_count, piece_name, shape_of
 from t2n_hf.trace.same_graph import describe_piece
-from t2n_hf.trace.tracing import TracedLayer, trace_layer
+from t2n_hf.trace.tracing import TracedLayer, is_repeated, trace_layer
 from t2n_hf.trace.watchers import watched_from_outside
 
 __all__ = ["LAYER_OP", "PieceRecorder"]
@@ -190,7 +190,12 @@ class PieceRecorder:
         arguments: Arguments,
         leaves: tuple[list[int], list[int]],
     ) -> bool:
-        """Trace the layer too, and see whether it is what its description says. The second one of a kind always is."""
+        """Run the layer too, and see whether it is what its description says. The second one of a kind always is.
+
+        It is traced where that cannot be told from operators that are compared one by one.
+        """
+        if is_repeated(kind.traced, layer, arguments, *leaves):
+            return True
         traced = trace_layer(layer, arguments, self.name_weight(where), piece_name(layer))
         same_places = (traced.inputs, list(traced.changed)) == leaves
         return same_places and describe_piece(traced.piece) == describe_piece(kind.traced.piece)

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -16,11 +16,13 @@ from torch.utils import _pytree as pytree
 from t2n_hf.trace.captured import Piece
 from t2n_hf.trace.layers import Argument, Arguments, PieceError, layer_index
 from t2n_hf.trace.piece_by_piece_serialize import serialize_args, type_as_str_with_info
+from t2n_hf.trace.quick_proxies import quick_proxies
+from t2n_hf.trace.replay import Recording, runs_as_recorded
 from t2n_hf.trace.swap import buffers_watched, tensors_of, tensors_replaced
 from t2n_hf.trace.tree_text import tree_spec_from_name
 from t2n_hf.trace.watchers import hooks_left_out, watched_from_outside
 
-__all__ = ["TracedLayer", "trace_layer"]
+__all__ = ["TracedLayer", "is_repeated", "trace_layer"]
 
 _MANY: Final = 8  # tensors in a container, more than which not all are given to a trace at first
 
@@ -37,6 +39,7 @@ class TracedLayer:
         returned: for each leaf of the layer's own result ("result", number), ("leaf", leaf of the arguments),
             ("argument", number of an argument that is a container) or ("value", value).
         spec: structure of the layer's own result.
+        recording: what the trace did.
     """
 
     piece: Piece
@@ -45,6 +48,7 @@ class TracedLayer:
     changed: dict[int, int]
     returned: list[tuple[str, Any]]
     spec: Any
+    recording: Recording
 
     def rebuild(self, results: list[torch.Tensor], inputs: list[int], arguments: Arguments) -> Any:  # noqa: ANN401
         """Put the layer's result together from the results of a call with these leaves of its arguments."""
@@ -103,6 +107,43 @@ class _Run:
     changed: dict[int, int]
     returned: list[tuple[str, Any]]
     spec: Any = None
+    recording: Recording = field(default_factory=Recording)
+
+
+def is_repeated(
+    traced: TracedLayer, layer: nn.Module, arguments: Arguments, inputs: list[int], changed: list[int]
+) -> bool:
+    """Run another layer of a kind, and say whether it does what the traced one did; False also if that cannot be told.
+
+    Args:
+        traced: the first layer of the kind.
+        layer: another one, with equal parts.
+        arguments: what it is called with, as `trace_layer` takes them.
+        inputs: the leaves of `arguments` that stand where `traced.inputs` do.
+        changed: those that stand where `traced.changed` do.
+    """
+    if not traced.recording.complete:
+        return False
+    run = _Run({}, [])
+
+    def again() -> list[torch.Tensor]:
+        with tensors_replaced(layer, traced.recording.weights), buffers_watched(layer):
+            return _run_layer(layer, arguments, {}, run)
+
+    moved = dict(zip(traced.inputs, inputs, strict=True))
+    given = {leaf: arguments.leaves[other] for leaf, other in moved.items()}
+    try:
+        nodes = runs_as_recorded(traced.recording, given, again)
+    except Exception:  # noqa: BLE001 - a trace of it says what is wrong, if it is not the lack of one
+        return False
+    sources = [(kind, moved.get(what, what) if kind == "leaf" else what) for kind, what in traced.returned]
+    return (
+        nodes == [node for node, _ in traced.piece.outputs]
+        and run.changed == dict(zip(changed, traced.changed.values(), strict=True))
+        and [kind for kind, _ in sources] == [kind for kind, _ in run.returned]
+        and all(a == b for (kind, a), (_, b) in zip(sources, run.returned, strict=True) if kind != "value")
+        and run.spec == traced.spec
+    )
 
 
 def trace_layer(layer: nn.Module, arguments: Arguments, where: str, name: str) -> TracedLayer:
@@ -151,8 +192,10 @@ def _traced_with(places: list[int], layer: nn.Module, arguments: Arguments, wher
     run = _Run({}, [])
 
     def body(weights: dict[str, torch.Tensor], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        with tensors_replaced(layer, weights), buffers_watched(layer):
-            return _run_layer(layer, arguments, dict(zip(places, tensors, strict=True)), run)
+        inputs = dict(zip(places, tensors, strict=True))
+        run.recording.begin(weights, inputs)
+        with quick_proxies(run.recording), tensors_replaced(layer, weights), buffers_watched(layer):
+            return _run_layer(layer, arguments, inputs, run)
 
     body._orig_mod = layer  # type: ignore[attr-defined] # make_fx records the module stack relative to it
     with disable_proxy_modes_tracing():
@@ -270,7 +313,7 @@ def _read_trace(
     names = _result_names(arguments, run)
     piece.outputs.extend((node, names[n]) for n, node in enumerate(nodes))
     results = [node.meta["val"] for node in nodes]
-    return TracedLayer(piece, inputs, results, run.changed, run.returned, run.spec)
+    return TracedLayer(piece, inputs, results, run.changed, run.returned, run.spec, run.recording)
 
 
 def _made_in(node: fx.Node) -> str:
