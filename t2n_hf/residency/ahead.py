@@ -1,6 +1,7 @@
 """Reading ahead: while a value is used, workers load those that the learned order says come next."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import Final, final
 
@@ -140,4 +141,5 @@ class Readahead:
         for source in coming:
             advise: Callable[[], None] | None = getattr(source, "advise", None)
             if advise is not None:
-                advise()
+                with suppress(Exception):  # it was only advice
+                    advise()

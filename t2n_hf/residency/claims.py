@@ -24,6 +24,7 @@ class Claims:
         self._room = table.room
         self._loading = loading
         self.count = 0
+        self._open: set[Claim] = set()
 
     def lease(self, claim: Claim, wanted: Wanted) -> bool:
         """Lease all of `wanted`, in a strict room once there is room; say whether some is yet to load. Lock held.
@@ -32,9 +33,12 @@ class Claims:
         without a lease to do so.
         """
         table, thread = self._table, current_thread()
+        table.refuse_closed()
         if self._room.strict:
             self._admit(claim, wanted, thread)
-        claim.owner = thread
+        else:
+            claim.owner = thread
+        self._open.add(claim)
         missing = False
         for source, device in wanted:
             key = (source.key, device)
@@ -51,12 +55,13 @@ class Claims:
         room = self._room
         grant = room.grants.get(thread)
         if grant is None:
-            room.admit(thread, lambda: claim.nested + self._unleased_nbytes(wanted))
-            grant = room.grant(thread, claim.nested)
+            room.admit(thread, lambda: claim.nested + self._unleased_nbytes(wanted) + self._pinned_nbytes(wanted))
+            claim.owner = thread
+            room.grant(thread, claim.nested)
         else:
+            grant.claims += 1
+            claim.owner = thread
             claim.taken = room.take(grant, self._unleased_nbytes(wanted))
-        grant.claims += 1
-        claim.owner = thread
 
     def _unleased_nbytes(self, wanted: Wanted) -> int:
         total = 0
@@ -68,28 +73,38 @@ class Claims:
                 total += entry.nbytes
         return total
 
+    def _pinned_nbytes(self, wanted: Wanted) -> int:
+        """Sum up what takes room that is not leased, and cannot leave."""
+        table, keys = self._table, {(source.key, device) for source, device in wanted}
+        found = [table.entries[key] for key in table.pins - keys if key in table.entries]
+        return sum(entry.nbytes for entry in found if not entry.leases and (entry.reserved or entry.value is not None))
+
     def _lease_one(self, entry: Entry, claim: Claim, source: Source) -> None:
         if not entry.leases:
             self._room.leased += entry.nbytes
         entry.leases += 1
         entry.ahead = False
         self.count += 1
-        claim.entries.append(entry)
         if claim.writes:
             entry.writers += 1
             entry.dirty = True
             entry.keep = source
+        claim.entries.append(entry)
 
-    def _unlease_one(self, entry: Entry, claim: Claim) -> bool:
+    def _unlease_one(self, claim: Claim, place: int) -> bool:
         """End a lease; say whether the value may have to go. Lock held."""
+        entry = claim.entries[place]
+        # An interrupt comes with a call: so all of this is done, or nothing is.
         entry.leases -= 1
         self.count -= 1
         if claim.writes:
             entry.writers -= 1
             entry.dirty = True  # a flush may have stored the value before its last change
+        if not entry.leases:
+            self._room.leased -= entry.nbytes
+        del claim.entries[place]
         if entry.leases:
             return False
-        self._room.leased -= entry.nbytes
         if entry.state is LoadState.QUEUED and not entry.queued:  # nobody else will load it
             self._table.withdraw(entry)
         if entry.detached:
@@ -106,24 +121,22 @@ class Claims:
     def load_missing(self, claim: Claim, wanted: Wanted) -> None:
         """Load what a claim lacks, or wait for who loads it. Raises what loading raises."""
         for place, (source, _) in enumerate(wanted):
-            while self._to_load(claim, place, source):
-                self._loading.load(claim.entries[place], source)
+            while (entry := self._to_load(claim, place, source)) is not None:
+                self._loading.load(entry, source)
 
-    def _to_load(self, claim: Claim, place: int, source: Source) -> bool:
-        """Wait while another thread loads an entry; say whether this one has to."""
+    def _to_load(self, claim: Claim, place: int, source: Source) -> Entry | None:
+        """Wait while another thread loads an entry; give it if this one has to."""
         with self._room.lock:
             while True:
                 entry = claim.entries[place]
                 if entry.state is LoadState.READY:
-                    return False
+                    return None
                 if entry.state is LoadState.FAILED:  # another thread's read failed: this one tries itself
-                    self._unlease_one(entry, claim)
-                    del claim.entries[place]
+                    self._unlease_one(claim, place)
                     self._lease_one(self._table.find(entry.key, source), claim, source)
                     claim.entries.insert(place, claim.entries.pop())
                 elif entry.state is LoadState.QUEUED:
-                    self._loading.begin(entry, source)
-                    return True
+                    return entry
                 else:
                     self._room.sleep()
 
@@ -133,26 +146,25 @@ class Claims:
         Raises StorageError when what must go cannot be written back, ResidencyError when what was leased for writing
         was overwritten meanwhile, so that changes are lost.
         """
+        try:
+            self._release(claim)
+        except BaseException:
+            self._release(claim)  # what an interrupt has left of it
+            raise
+
+    def _release(self, claim: Claim) -> None:
         room = self._room
         with room.lock:
-            entries, claim.entries = claim.entries, []
-            owner, claim.owner = claim.owner, None
-            if owner is None:
+            if claim.owner is None:
                 return
-            if owner is current_thread():
+            entries = list(claim.entries)
+            if claim.owner is current_thread():
                 for entry in entries:
                     self._loading.give_up(entry, Withdrawn(f"the load of {entry.name} was interrupted"))
             for entry in entries if claim.writes else ():
                 if entry.is_overtaken and not entry.detached:
                     self._table.drop(entry)
-            shrink = False
-            for entry in entries:
-                shrink = self._unlease_one(entry, claim) or shrink
-            if room.strict:
-                room.give_back(owner, claim.taken)
-                claim.taken = 0
-            room.wake()
-            shrink = shrink or room.over(0) > 0
+            shrink = self._end(claim) or room.over(0) > 0
             overtaken = claim.writes and any(e.detached and e.state is LoadState.READY for e in entries)
         if shrink:
             self._table.shrink()
@@ -161,6 +173,23 @@ class Claims:
                 f"{entries[0].name} was overwritten while a read_write lease was open: what was changed through the "
                 "lease is lost; do one or the other"
             )
+
+    def _end(self, claim: Claim) -> bool:
+        """End all leases of a claim; say whether a value may have to go. Lock held."""
+        shrink = False
+        while claim.entries:
+            shrink = self._unlease_one(claim, -1) or shrink
+        if self._room.strict and claim.owner is not None:
+            self._room.give_back(claim.owner, claim.taken)
+        claim.owner, claim.taken = None, 0
+        self._open.discard(claim)
+        self._room.wake()
+        return shrink
+
+    def end_others(self) -> None:
+        """End the claims of all threads but the calling one, which a forked child does not have. Lock held."""
+        for claim in [claim for claim in self._open if claim.owner is not current_thread()]:
+            self._end(claim)
 
     # ---- reads without a lease ------------------------------------------------------------------------------------
 
@@ -175,35 +204,26 @@ class Claims:
                 return value
         while True:
             with self._room.lock:
+                self._table.refuse_closed()
                 self._table.policy.touch(key)
                 entry = self._table.find(key, source)
                 entry.ahead = False
-                if entry.state is LoadState.QUEUED:
-                    self._loading.begin(entry, source)
-                    break
-                if entry.state is LoadState.LOADING:
-                    self._wait_for(entry)
+                while entry.state is LoadState.LOADING:
+                    self._room.sleep()
                 if entry.state is LoadState.READY:
                     if entry.value is None:  # it has left the table again
                         return entry.loaded.result()
                     self._table.check_unwritten(entry)
                     return entry.value
-        value = self._loading.load(entry, source)
-        self._table.shrink()
-        return value
-
-    def _wait_for(self, entry: Entry) -> None:
-        while entry.state is LoadState.LOADING:
-            self._room.sleep()
+            found = self._loading.load(entry, source)
+            if found is not None:
+                self._table.shrink()
+                return found
 
     def hasten(self, source: Source, device: torch.device) -> None:
         """Load a queued value in the calling thread, which waits for it, unless a worker has begun to."""
-        with self._room.lock:
-            entry = self._table.entries.get((source.key, device))
-            if entry is None or entry.state is not LoadState.QUEUED:
-                return
-            self._loading.begin(entry, source)
-            ahead = self._loading.streams(entry)
-        with suppress(Exception):  # the handle raises it
-            self._loading.load(entry, source, ahead)
-            self._table.shrink()
+        entry = self._table.entries.get((source.key, device))
+        if entry is not None:
+            with suppress(Exception):  # the handle raises it
+                self._loading.load(entry, source, hand=True)
+                self._table.shrink()

@@ -81,15 +81,18 @@ class Entry:
 class Claim:
     """Entries that one thread has leased together. `nested` bytes are put aside for what it leases meanwhile.
 
+    Unless it is `whole`, what can be used in pieces need not be among them, see `Stream`.
+
     `entries` is empty when it is not open. `owner` is the thread that opened it, `taken` what it took of the bytes that
     an outer claim of that thread had put aside.
     """
 
-    __slots__ = ("entries", "nested", "owner", "taken", "writes")
+    __slots__ = ("entries", "nested", "owner", "taken", "whole", "writes")
 
-    def __init__(self, writes: bool = False, nested: int = 0) -> None:
+    def __init__(self, writes: bool = False, nested: int = 0, *, whole: bool = False) -> None:
         self.entries: list[Entry] = []
         self.writes = writes
         self.nested = nested
+        self.whole = whole
         self.owner: Thread | None = None
         self.taken = 0

@@ -2,6 +2,7 @@
 
 import os
 import weakref
+from threading import Lock
 from typing import Final, Protocol
 
 __all__ = ["Forked", "tell_of_forks"]
@@ -22,6 +23,7 @@ class Forked(Protocol):
 
 _TOLD: Final["weakref.WeakSet[Forked]"] = weakref.WeakSet()
 _HELD: Final[list[Forked]] = []
+_FORKING: Final = Lock()  # two threads that fork at once would hold some each, and go on with those of the other
 
 
 def tell_of_forks(one: Forked) -> None:
@@ -30,6 +32,7 @@ def tell_of_forks(one: Forked) -> None:
 
 
 def _before() -> None:
+    _FORKING.acquire()
     for one in list(_TOLD):
         one.before_fork()
         _HELD.append(one)
@@ -38,11 +41,13 @@ def _before() -> None:
 def _in_parent() -> None:
     while _HELD:
         _HELD.pop().after_fork_in_parent()
+    _FORKING.release()
 
 
 def _in_child() -> None:
     while _HELD:
         _HELD.pop().after_fork_in_child()
+    _FORKING.release()
 
 
 if hasattr(os, "register_at_fork"):

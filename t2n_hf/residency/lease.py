@@ -53,22 +53,25 @@ class TensorResidencyLease:
         """The resident value; opens the lease when it is not open."""
         if self._claim is None:
             return self.open()
-        value = self._claim.entries[0].value
+        entries = self._claim.entries
+        value = entries[0].value if entries else None
         if value is None:
-            raise ResidencyError(f"{self.source.key}: a leased value left its pool")  # our bug
+            raise ResidencyError(
+                f"{self.source.key}: the lease of a thread that this forked process does not have; acquire another one"
+            )
         return value
 
     def open(self) -> torch.Tensor:
         """Load the value if need be, claim and return it. Raises StorageError; ResidencyError when open already."""
         if self._claim is not None:
             raise ResidencyError(f"{self.source.key}: this lease is open already; acquire another one")
-        self._claim = claim = Claim(self.mode == "read_write")
+        self._claim = claim = Claim(self.mode == "read_write", whole=True)
         try:
             self.pool.open(claim, ((self.source, self.device),))
+            return self.value
         except BaseException:
-            self._claim = None
+            self.release()
             raise
-        return self.value
 
     def release(self) -> None:
         """End the claim. Does nothing on a lease that is not open."""

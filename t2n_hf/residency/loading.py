@@ -74,13 +74,18 @@ class Loading:
         self._room.busy += not entry.reading
         entry.reading = True
 
-    def load(self, entry: Entry, source: Source, streamed: bool = False) -> torch.Tensor:
-        """Load an entry that the calling thread needs now, and has begun; `streamed`: without making room.
+    def load(self, entry: Entry, source: Source, hand: bool = False) -> torch.Tensor | None:
+        """Load an entry that the calling thread needs now; None when another thread has begun to.
 
-        Raises what the source raises.
+        With `hand`, no room is made for what is too large to be kept. Raises what the source raises.
         """
         try:
-            if not entry.reserved and not streamed:
+            with self._room.lock:
+                if entry.state is not LoadState.QUEUED:
+                    return None
+                self.begin(entry, source)
+                has_room = entry.reserved or (hand and self.streams(entry))
+            if not has_room:
                 self._make_room(entry, source)
             return self._read_into(entry, source)
         except BaseException as error:
@@ -94,26 +99,23 @@ class Loading:
             self._table.fail(entry, error)
 
     def load_queued(self, entry: Entry, source: Source) -> None:
-        """Load an entry on a worker, unless somebody who could not wait has begun to. Never raises an Exception."""
+        """Load an entry on a worker, unless somebody who could not wait has begun to. Never raises."""
         try:
             with self._room.lock:
                 if entry.state is not LoadState.QUEUED:
                     return
                 # Who waits for it must be able to load it while a strict room has the worker wait.
-                if entry.reserved or self.streams(entry):
+                begun = entry.reserved or self.streams(entry)
+                if begun:
                     self.begin(entry, source)
-            try:
-                if entry.state is LoadState.QUEUED and not self._make_room(entry, source, queued=True):
-                    return
-            except BaseException as error:
-                with self._room.lock:
-                    if entry.state is LoadState.QUEUED:
-                        self._table.fail(entry, error)
-                raise
-            self._read_into(entry, source)
-            self._table.shrink()
-        except Exception:  # noqa: BLE001 - the handle gives it to whoever waits; a later access meets its own
-            return
+            if begun or self._make_room(entry, source, queued=True):
+                self._read_into(entry, source)
+                self._table.shrink()
+        except BaseException as error:  # noqa: BLE001 - the handle gives it to whoever waits; a later access meets its own
+            with self._room.lock:
+                if entry.state is LoadState.QUEUED:
+                    self._table.fail(entry, error)
+                self.give_up(entry, error)
 
     def streams(self, entry: Entry) -> bool:
         """Say whether a prefetch is handed on without displacing others: it is too large to be retained. Lock held."""
@@ -124,39 +126,38 @@ class Loading:
         with room.lock:
             found = self._table.handed(entry.key, entry.version)
             self._about_to_read(entry)
-        try:
-            start = time.monotonic()
-            value = _read(source, entry.key[1]) if found is None else found.result()
-            seconds = time.monotonic() - start
-        except BaseException as error:
-            with room.lock:
-                self._table.fail(entry, error)
-            raise
+        start = time.monotonic()
+        value = _read(source, entry.key[1]) if found is None else found.result()
+        seconds = time.monotonic() - start
         with room.lock:
-            self._table.end_load(entry)
             # Only now does a source surely know what its value takes.
-            nbytes = source.nbytes
+            nbytes, stamp = source.nbytes, stamp_of(value)
             if found is None:
                 self.pace.note(nbytes, seconds)
             if entry.leases:
                 room.leased += nbytes - entry.nbytes
-            entry.value, entry.nbytes, entry.state, entry.stamp = value, nbytes, LoadState.READY, stamp_of(value)
-            room.loaded += nbytes
-            room.reserve(0)
-            entry.loaded.set_result(value)
-            if entry.detached:
-                self._table.free(entry)
-            else:
+            entry.nbytes = nbytes
+            if not entry.detached:
                 self._table.admit(entry)
-            room.wake()
+            self._table.end_load(entry)
+            # An interrupt comes with a call: it finds a value that is loaded, or one that is not.
+            entry.value, entry.state, entry.stamp = value, LoadState.READY, stamp
+            room.loaded += nbytes
+            try:
+                room.reserve(0)
+                if entry.detached:
+                    self._table.free(entry)
+            finally:
+                entry.loaded.set_result(value)
+                room.wake()
         return value
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
     def reserve(self, entry: Entry) -> None:
         """Put bytes aside for an entry. Lock held."""
-        entry.reserved = entry.nbytes
         self._room.reserve(entry.nbytes)
+        entry.reserved = entry.nbytes
 
     def try_room(self, nbytes: int, beyond: int = -1) -> bool:
         """Make room for `nbytes` bytes if that can be done at once, see `Policy.victim`. Lock held."""
@@ -189,8 +190,8 @@ class Loading:
                         self.begin(entry, source)
                     self._about_to_read(entry)
                     return True
-                dirty = self._table.begin_eviction(victim)
-            if dirty:
+                left = self._table.try_drop(victim)
+            if not left:
                 self._table.write_back(victim)
 
     def _waited(self, patience: Patience, queued: bool) -> bool:
@@ -198,7 +199,8 @@ class Loading:
         room, thread = self._room, current_thread()
         if self.cancel():
             return True
-        if not room.strict or not (room.busy or (thread not in room.grants and room.others_hold(thread))):
+        ends = room.busy or room.is_passing()
+        if not room.strict or not (ends or (thread not in room.grants and room.others_hold(thread))):
             return False
         if queued:
             room.sleep()

@@ -91,7 +91,6 @@ class TensorResidencyPool:
             self._stream = Stream(self._table, self._loading)
             self._ahead = Readahead(self._table, self._loading, self._workers, readahead_nbytes, self._stream)
             self._loading.cancel = self._cancel
-        self._closed = False
         tell_of_forks(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TensorResidencyPool":
@@ -107,7 +106,7 @@ class TensorResidencyPool:
     def __repr__(self) -> str:
         """Show settings and use."""
         budget = "unlimited" if self.max_cached_bytes is None else f"{self.max_cached_bytes} bytes"
-        use = "closed" if self._closed else f"{self.resident_bytes} bytes resident, {self.lease_count} leases"
+        use = "closed" if self.closed else f"{self.resident_bytes} bytes resident, {self.lease_count} leases"
         return f"TensorResidencyPool({self.strategy.name}, {budget}{', strict' * self.strict}; {use})"
 
     @property
@@ -137,7 +136,7 @@ class TensorResidencyPool:
     @property
     def closed(self) -> bool:
         """Whether the pool was closed."""
-        return self._closed
+        return self._table.closed
 
     def acquire(self, source: Any, device: Device | None = None, mode: str = "read") -> TensorResidencyLease:  # noqa: ANN401
         """Return a scoped lease for source; opening it loads the value.
@@ -153,7 +152,6 @@ class TensorResidencyPool:
         This is the read-only path used automatically by OffloadedTensor inside :meth:`scope`. Use :meth:`acquire` for
         active-use protection or mutation tracking. Under LRU, use :meth:`pin` for manual retention.
         """
-        self._refuse_closed()
         return self._claims.resolve(source_of(source), device_of(source, device))
 
     def prefetch(self, source: Any, device: Device | None = None) -> TensorPrefetch:  # noqa: ANN401
@@ -176,6 +174,7 @@ class TensorResidencyPool:
         wanted = source_of(source).key
         with self._room.lock:
             self._table.pins = {key for key in self._table.pins if key[0] != wanted}
+            self._room.wake()
         self._table.shrink()
 
     def is_pinned(self, source: Any) -> bool:  # noqa: ANN401
@@ -219,16 +218,16 @@ class TensorResidencyPool:
         stays as it was.
         """
         with self._room.lock:
-            if self._closed:
+            if self.closed:
                 return
             if self.lease_count:
                 held = ", ".join(sorted(e.name for e in self._table.entries.values() if e.leases))
                 raise ResidencyError(f"{self.lease_count} leases are open ({held}); release them, then close the pool")
-            self._closed = True
+            self._table.closed = True
         try:
             self.flush()
         except BaseException:
-            self._closed = False
+            self._table.closed = False
             raise
         self._workers.close()
         if self._stream is not None:
@@ -268,7 +267,6 @@ class TensorResidencyPool:
 
         Raises StorageError when one cannot be read.
         """
-        self._refuse_closed()
         try:
             with self._room.lock:
                 if self._stream is not None:
@@ -312,7 +310,7 @@ class TensorResidencyPool:
     def _begin(self, source: Source, device: torch.device, pin: bool) -> TensorPrefetch:
         table, key = self._table, (source.key, device)
         with self._room.lock:
-            self._refuse_closed()
+            table.refuse_closed()
             table.policy.expect(key)
             if pin:
                 table.pins.add(key)
@@ -335,10 +333,6 @@ class TensorResidencyPool:
     def _refuse_fixed(self, action: str) -> None:
         if self.strategy is ResidencyStrategy.FIXED:
             raise ResidencyError(f"cannot {action} under ResidencyStrategy.FIXED; use LRU or LEARNED for manual pins")
-
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise ResidencyError("the residency pool is closed; make another one")
 
     # ---- forks ----------------------------------------------------------------------------------------------------
 
@@ -363,6 +357,7 @@ class TensorResidencyPool:
                 if entry.state is not LoadState.READY:
                     entry.reading = False  # `renew` forgot who reads
                     self._table.withdraw(entry)
+            self._claims.end_others()
             # Loads of entries that left the table are forgotten with their threads.
             self._room.reserved = 0 if self._stream is None else self._stream.reserved_nbytes
 

@@ -1,6 +1,7 @@
 """The handle of a load that runs in the background."""
 
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, final
 
 import torch
@@ -44,12 +45,12 @@ class TensorPrefetch:
 
         Raises what loading raised (StorageError); the pool has forgotten the failure, so a later access reads again.
         """
-        if not self.done():
-            self.pool.hasten(self.source, self.device)
-        try:
-            value = self._value if self._future is None else self._future.result()
-        except Withdrawn:
-            value = None
+        value = None
+        if version_of(self.source) == self._version:
+            if not self.done():
+                self.pool.hasten(self.source, self.device)
+            with suppress(Withdrawn):
+                value = self._value if self._future is None else self._future.result()
         if value is None or version_of(self.source) != self._version:  # written since
             return self.pool.resolve(self.source, self.device)
         return value

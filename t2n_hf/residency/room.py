@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock, Thread, current_thread
 from typing import Final, final
 
 __all__ = ["Grant", "Patience", "Room"]
@@ -17,8 +17,8 @@ _PATIENCE_S: Final = 10.0
 class Grant:
     """That a thread holds leases: `claims` open ones, and `promise` bytes put aside for those that it will open yet."""
 
-    claims: int = 0
-    promise: int = 0
+    claims: int
+    promise: int
 
 
 @final
@@ -51,7 +51,7 @@ class Room:
     `loaded` counts the values that are in memory, those that left the table but are still leased included; `reserved`
     those that are being loaded; `leased` those of both kinds that are leased, each once; `promised` what is put aside
     for leases that will be opened; `most` is the largest sum of loaded and reserved so far. `busy` counts reads and
-    write-backs under way, each of which ends by itself.
+    write-backs under way, each of which ends by itself. So does `passing`, the thread that uses a value in pieces.
 
     A `strict` room makes threads wait, so that loaded + reserved never exceeds `max_bytes`. A thread that holds leases
     waits for reads alone, and one that holds none for the leases of others: so somebody always goes on. A thread that
@@ -63,6 +63,7 @@ class Room:
         self.strict = strict and max_bytes is not None
         self.loaded = self.reserved = self.leased = self.promised = self.most = self.busy = 0
         self.grants: dict[Thread, Grant] = {}
+        self.passing: Thread | None = None
         self.before_wait: Callable[[], None] | None = None
         self._queue: deque[object] = deque()
         self._news = 0
@@ -74,6 +75,7 @@ class Room:
         self._changed = Condition(self.lock)
         self._queue.clear()
         self._asleep = self.busy = 0
+        self.passing = None
 
     def over(self, needed: int) -> int:
         """Bytes above the budget when `needed` more come."""
@@ -85,8 +87,9 @@ class Room:
 
     def reserve(self, nbytes: int) -> None:
         """Put bytes aside for a value that is about to be loaded."""
-        self.reserved += nbytes
-        self.most = max(self.most, self.loaded + self.reserved)
+        most = max(self.most, self.loaded + self.reserved + nbytes)
+        self.reserved += nbytes  # an interrupt comes with a call: both, or nothing
+        self.most = most
 
     def wake(self) -> None:
         """Let those who wait look again."""
@@ -101,6 +104,10 @@ class Room:
             self._changed.wait(_TICK_S)
         finally:
             self._asleep -= 1
+
+    def is_passing(self) -> bool:
+        """Say whether another thread uses a value in pieces."""
+        return self.passing not in (None, current_thread()) and self.passing.is_alive()
 
     # ---- leases that wait -----------------------------------------------------------------------------------------
 
@@ -138,11 +145,11 @@ class Room:
         self.sleep()
         return True
 
-    def grant(self, thread: Thread, promise: int) -> Grant:
+    def grant(self, thread: Thread, promise: int) -> None:
         """Note that `thread`, which holds no lease, opens one and has `promise` bytes put aside."""
+        granted = Grant(1, promise)
         self.promised += promise
-        self.grants[thread] = granted = Grant(0, promise)
-        return granted
+        self.grants[thread] = granted
 
     def take(self, grant: Grant, nbytes: int) -> int:
         """Use up to `nbytes` of what is put aside for a thread; say how many."""

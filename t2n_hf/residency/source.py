@@ -1,13 +1,24 @@
 """All that a pool knows of a value that is kept elsewhere."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from t2n_hf.errors import ConfigError
 
-__all__ = ["Device", "Source", "SteppingSource", "Steps", "WritableSource", "device_of", "source_of", "version_of"]
+__all__ = [
+    "Device",
+    "ReplacingSource",
+    "Source",
+    "SteppingSource",
+    "Steps",
+    "WritableSource",
+    "device_of",
+    "replace_in",
+    "source_of",
+    "version_of",
+]
 
 Device: TypeAlias = torch.device | str | int
 
@@ -58,6 +69,13 @@ class WritableSource(Source, Protocol):
         """Make `value` the stored value. Raises StorageError; the older value then stays."""
 
 
+class ReplacingSource(WritableSource, Protocol):
+    """A source that others may write to while a pool writes a modified value back."""
+
+    def replace(self, value: torch.Tensor, version: int) -> int | None:
+        """Store `value` in place of that of `version`: give the new version; None, and store nothing, if it changed."""
+
+
 def source_of(holder: Any) -> Source:  # noqa: ANN401 - a Source, or anything with one
     """Give the source of a tensor that has one in its attribute `source`, or `holder` itself when it is a source.
 
@@ -78,6 +96,15 @@ def device_of(holder: Any, device: Device | None) -> torch.device:  # noqa: ANN4
         target: torch.device = getattr(holder, "target_device", _CPU)
         return target
     return device if isinstance(device, torch.device) else torch.device(device)
+
+
+def replace_in(source: Source, value: torch.Tensor, version: int) -> int | None:
+    """Write a value back that was loaded at `version`; give the new version, None when a newer value was stored."""
+    replace: Callable[[torch.Tensor, int], int | None] | None = getattr(source, "replace", None)
+    if replace is not None:
+        return replace(value, version)
+    source.store(value)  # type: ignore[attr-defined]
+    return version_of(source)
 
 
 def version_of(source: Source) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from threading import Condition, Lock
+from threading import Condition, Lock, current_thread
 from time import monotonic
 from typing import Final, TypeAlias, final
 
@@ -93,7 +93,6 @@ class Stream:
 
     def renew(self) -> None:
         """Begin anew: a forked child does not have its parent's thread, nor its place."""
-        self._using = Lock()
         # `with` a Condition itself may leave it locked when it is interrupted.
         self._lock = Lock()
         self._changed = Condition(self._lock)
@@ -117,7 +116,9 @@ class Stream:
     def passes(self, key: Key, source: Source) -> bool:
         """Say whether a value is not loaded but used in pieces. Lock held."""
         table, most = self._table, self._room.max_bytes
-        if key in table.entries or key[1] != _CPU or key in table.pins or most is None or most < _LEAST_BUDGET:
+        if table.closed or most is None or most < _LEAST_BUDGET:
+            return False
+        if key in table.entries or key in table.pins or key[1] != _CPU:
             return False
         if key in self._unasked or table.source_at(key) is not source:  # it would not be found when its turn comes
             return False
@@ -125,7 +126,7 @@ class Stream:
 
     def left(self, claim: Claim, wanted: Wanted) -> Wanted:
         """Give those of `wanted` that have to be leased; the others are noted as used. Lock held."""
-        if claim.writes:
+        if claim.whole:
             return wanted
         left = []
         for source, device in wanted:
@@ -142,19 +143,25 @@ class Stream:
     def use(self, source: Source, device: torch.device, use: Use) -> bool:
         """Call `use` with all rows of a value, some at a time; False when it does not pass, or reading failed.
 
-        `use` must not keep what it is given. What it made of the rows is worth nothing when False comes back.
+        `use` must not keep what it is given, nor use a value itself. What it made of the rows is worth nothing when
+        False comes back.
         """
         self._unasked.discard((source.key, device))
-        if (source.key, device) in self._table.entries or not self._using.acquire(blocking=False):
+        if (source.key, device) in self._table.entries:
             return False
+        room, thread = self._room, current_thread()
         try:
-            with self._room.lock:
-                if not self.passes((source.key, device), source) or not self._has_slots():
+            with room.lock:
+                if room.is_passing() or not self.passes((source.key, device), source) or not self._has_slots():
                     return False
+                room.passing = thread
             steps = _steps_of(source)
             return steps is not None and self._use_all(_Step(source, version_of(source), steps), use)
         finally:
-            self._using.release()
+            if room.passing is thread:
+                with room.lock:
+                    room.passing = None
+                    room.wake()
 
     def _has_slots(self) -> bool:
         if not self._slots:
@@ -235,20 +242,19 @@ class Stream:
 
     def give_up(self) -> bool:
         """Give the slots back to the budget, unless a value is passing; say whether there were any. Lock held."""
-        if not self._slots or not self._using.acquire(blocking=False):
+        if not self._slots or self._room.is_passing():
             return False
-        try:
-            self._slots = []
-            self._turn_to(None)
-            self._room.reserved -= STREAM_NBYTES
-            self._room.wake()
-        finally:
-            self._using.release()
+        self._slots = []
+        self._turn_to(None)
+        self._room.reserved -= STREAM_NBYTES
+        self._room.wake()
         return True
 
     def close(self) -> None:
-        """End the thread and give up the slots."""
+        """End the thread and give up the slots, once what passes has passed. The table is closed: nothing more does."""
         with self._room.lock:
+            while self._room.is_passing():
+                self._room.sleep()
             self.give_up()
         threads, self._threads = self._threads, None
         if threads is not None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Hashable
 from concurrent.futures import Future
 from functools import partial
-from typing import final
+from typing import Final, final
 from weakref import WeakValueDictionary
 
 import torch
@@ -14,9 +14,11 @@ from t2n_hf.errors import InPlaceError, ResidencyError
 from t2n_hf.residency.entry import Entry, Key, LoadState, Withdrawn
 from t2n_hf.residency.policy import Policy
 from t2n_hf.residency.room import Room
-from t2n_hf.residency.source import Source, version_of
+from t2n_hf.residency.source import Source, replace_in, version_of
 
 __all__ = ["ResidentTable", "stamp_of"]
+
+_OF_NO_SOURCE: Final = -1
 
 
 def stamp_of(value: torch.Tensor | None) -> int:
@@ -43,6 +45,12 @@ class ResidentTable:
         self._handed: WeakValueDictionary[tuple[Key, int], Future[torch.Tensor]] = WeakValueDictionary()
         self._sources: dict[Key, weakref.ref[Source]] = {}
         self._orphans: deque[Key] = deque()
+        self.closed = False
+
+    def refuse_closed(self) -> None:
+        """Raise ResidencyError when nothing is to come into the table any more. Lock held."""
+        if self.closed:
+            raise ResidencyError("the residency pool is closed; make another one")
 
     # ---- finding values -------------------------------------------------------------------------------------------
 
@@ -137,17 +145,15 @@ class ResidentTable:
                 victim = self.victim(0)
                 if victim is None:
                     return
-                dirty = self.begin_eviction(victim)
-            if dirty:
+                left = self.try_drop(victim)
+            if not left:
                 self.write_back(victim)
 
-    def begin_eviction(self, entry: Entry) -> bool:
-        """Drop an idle entry, or say that it has to be written back first (by who asked). Lock held."""
-        if not entry.dirty or entry.is_overtaken:
-            self.drop(entry)
+    def try_drop(self, entry: Entry) -> bool:
+        """Drop an idle entry; False when it has to be written back first (by who asked). Lock held."""
+        if entry.dirty and not entry.is_overtaken:
             return False
-        entry.writing, entry.dirty = True, False
-        self.room.busy += 1
+        self.drop(entry)
         return True
 
     def admit(self, entry: Entry) -> None:
@@ -158,7 +164,11 @@ class ResidentTable:
 
     def drop(self, entry: Entry) -> None:
         """Take an entry out of the table; its bytes count until its last lease ends. Lock held."""
-        if self.entries.get(entry.key) is entry:  # a stale one that is still being loaded may have left before
+        is_here = self.entries.get(entry.key) is entry  # a stale one that is still being loaded may have left before
+        self.free(entry)
+        # An interrupt comes with a call: what matters is done before the next one.
+        entry.detached = True
+        if is_here:
             del self.entries[entry.key]
             keys = self._keys[entry.key[0]]
             keys.discard(entry.key)
@@ -166,10 +176,8 @@ class ResidentTable:
                 del self._keys[entry.key[0]]
             self.policy.forget(entry.key)
             self._oversized.pop(entry.key, None)
-        entry.detached = True
         if entry.state is LoadState.READY:
             self._handed[entry.key, entry.version] = entry.loaded
-        self.free(entry)
 
     def withdraw(self, entry: Entry) -> None:
         """Take back an entry that nobody has begun to load. Lock held."""
@@ -178,11 +186,13 @@ class ResidentTable:
     def fail(self, entry: Entry, error: BaseException) -> None:
         """Forget an entry that could not be loaded. Lock held."""
         self.end_load(entry)
-        entry.state = LoadState.FAILED
-        self.pins.discard(entry.key)
-        self.drop(entry)
-        entry.loaded.set_exception(error)
-        self.room.wake()
+        entry.state, entry.version = LoadState.FAILED, _OF_NO_SOURCE
+        try:
+            self.pins.discard(entry.key)
+            self.drop(entry)
+        finally:
+            entry.loaded.set_exception(error)
+            self.room.wake()
 
     def end_load(self, entry: Entry) -> None:
         """Put no bytes aside for an entry any more, and have nobody wait for it. Lock held."""
@@ -198,22 +208,30 @@ class ResidentTable:
 
     # ---- writing back ---------------------------------------------------------------------------------------------
 
-    def write_back(self, entry: Entry) -> None:
-        """Store a value for which `begin_eviction` said so."""
-        source, failed = entry.keep, True
+    def write_back(self, entry: Entry) -> bool:
+        """Store a modified value; False when another thread does, or has. Raises StorageError."""
+        begun, failed, version, stamp = False, True, None, entry.stamp
         try:
-            source.store(entry.value)  # type: ignore[union-attr]
-            failed = False
-        finally:
             with self.room.lock:
-                self.room.busy -= 1
-                entry.writing = False
-                entry.dirty = entry.dirty or failed or entry.writers > 0
-                if not failed:
-                    entry.version, entry.stamp = version_of(source), stamp_of(entry.value)  # type: ignore[arg-type]
-                if not entry.dirty:
-                    entry.keep = None
-                self.room.wake()
+                if entry.writing or entry.detached or not entry.dirty:
+                    return False
+                entry.writing, entry.dirty = True, False
+                self.room.busy += 1
+                begun = True
+            version = replace_in(entry.keep, entry.value, entry.version)  # type: ignore[arg-type]
+            failed, stamp = False, stamp_of(entry.value)
+            return True
+        finally:
+            if begun:
+                with self.room.lock:
+                    self.room.busy -= 1
+                    entry.writing = False
+                    entry.dirty = entry.dirty or failed or entry.writers > 0
+                    if version is not None:  # else a newer value was stored, and this one is stale
+                        entry.version, entry.stamp = version, stamp
+                    if not entry.dirty:
+                        entry.keep = None
+                    self.room.wake()
 
     def settle(self, key: Key, remove: bool) -> None:
         """Wait until a key is neither loaded nor written, then write it back if it is dirty, and remove it if told."""
@@ -232,8 +250,7 @@ class ResidentTable:
                     continue
                 if self._is_settled(entry, remove):
                     return
-            self.write_back(entry)
-            if not remove:
+            if self.write_back(entry) and not remove:
                 return
 
     def _may_stay_queued(self, entry: Entry) -> bool:
@@ -244,9 +261,9 @@ class ResidentTable:
         """Say whether there is nothing to write back; then the entry leaves the table if told. Lock held."""
         if remove:
             self._refuse_in_use(entry)
-        if entry.dirty:
-            return not self.begin_eviction(entry)
-        if remove:
+        if entry.dirty and not entry.is_overtaken:
+            return False
+        if remove or entry.dirty:  # what was changed is lost: a newer value was stored
             self.drop(entry)
         return True
 

@@ -1,9 +1,9 @@
 """Threads that load in the background."""
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from queue import Empty, SimpleQueue
-from threading import Lock
+from threading import Condition, Lock
 from typing import Final, final
 
 from t2n_hf.residency.entry import Entry
@@ -28,28 +28,31 @@ class Workers:
 
     def renew(self) -> None:
         """Begin anew: a forked child has none of its parent's threads, nor should it do their work."""
-        self._queue: SimpleQueue[tuple[Entry, Source]] = SimpleQueue()
+        self._queue: deque[tuple[Entry, Source]] = deque()
         self._threads: ThreadPoolExecutor | None = None
         self._lock = Lock()
+        self._changed = Condition(self._lock)
         self._active = self._idle = 0
 
     def put(self, entry: Entry, source: Source) -> None:
         """Queue an entry; returns at once."""
-        entry.queued = True
-        self._queue.put((entry, source))
         with self._lock:
-            if self._active >= self._count or self._queue.qsize() <= self._idle:
+            self._queue.append((entry, source))
+            self._changed.notify()
+            if self._active < self._count and len(self._queue) > self._idle and not self._start():
                 return
-            self._active += 1
+            entry.queued = True
+
+    def _start(self) -> bool:
+        """Start a thread; False when there can be none: who needs the value loads it. `_lock` held."""
+        try:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._count, thread_name_prefix="t2n_hf-pool")
-            threads = self._threads
-        try:
-            threads.submit(self._work)
-        except RuntimeError:  # the interpreter ends, or has no more threads: who needs the value loads it
-            with self._lock:
-                self._active -= 1
-            entry.queued = False
+            self._threads.submit(self._work)
+        except RuntimeError:  # the interpreter ends, or has no more threads
+            return False
+        self._active += 1
+        return True
 
     def _work(self) -> None:
         try:
@@ -64,19 +67,13 @@ class Workers:
         """Wait a moment for work; None when there is none, and the thread no longer counts."""
         with self._lock:
             self._idle += 1
-        while True:
-            try:
-                found = self._queue.get(timeout=_IDLE_S)
-            except Empty:
-                with self._lock:
-                    if self._queue.empty():  # else it was put there since: `put` counts on this thread
-                        self._idle -= 1
-                        self._active -= 1
-                        return None
-            else:
-                with self._lock:
-                    self._idle -= 1
-                return found
+            while not self._queue and self._changed.wait(_IDLE_S):
+                pass
+            self._idle -= 1
+            if self._queue:
+                return self._queue.popleft()
+            self._active -= 1
+            return None
 
     def close(self) -> None:
         """Finish what is queued and end the threads."""

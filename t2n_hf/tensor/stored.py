@@ -193,14 +193,24 @@ class StoredSource:
 
     def store(self, value: torch.Tensor) -> None:
         """Make `value` the stored value: into a spill. Pools see by the version that theirs is stale."""
+        self._put(value, None)
+
+    def replace(self, value: torch.Tensor, version: int) -> int | None:
+        """Store `value` in place of that of `version`: give the new version; None, and store nothing, if it changed."""
+        return self._put(value, version)
+
+    def _put(self, value: torch.Tensor, version: int | None) -> int | None:
         if value.shape != self.shape:
             raise InPlaceError(
                 f"{self.name}: a value of shape {tuple(value.shape)} cannot replace one of {tuple(self.shape)}"
             )
         content = spilled(value, self.spill_folder, self.name)
         with self._lock:
+            if version not in (None, self.version):
+                return None
             self._content = content
             self.version += 1
+            return self.version
 
     def fork(self, dtype: torch.dtype | None = None, pool: Any = None) -> "StoredSource":  # noqa: ANN401
         """Give a source of its own over the same values; writes to one are not seen by the other."""
