@@ -46,7 +46,8 @@ class TensorResidencyPool:
     With `strict` the limit is hard for what the pool holds and loads: opening a lease waits until the leases of other
     threads leave room. Nobody waits for ever: a thread that holds leases already, or is the only one that does, goes
     on, and so does one that saw nothing happen for 10 s; a value that is larger than the limit is loaded when nobody
-    else holds any. FIXED cannot be strict.
+    else holds any. What is pinned takes room as leases do, but pinning what is resident waits for nobody. FIXED cannot
+    be strict.
 
     With `readahead_nbytes` every lease that is opened has the workers load what the learned order says comes next, at
     most so many bytes that nobody has used yet, within the limit, and never at the expense of what is needed sooner. It
@@ -55,7 +56,8 @@ class TensorResidencyPool:
     Every method may be called from any thread. Values are loaded outside the lock; threads that ask for a value that is
     being loaded wait for it; a load that fails is forgotten, so that the next access reads again. Where a source is
     expected, an object with one in its attribute `source` (an OffloadedTensor) will do; its value leaves the pool when
-    nothing else has it any more. A deep copy is an empty pool of the same settings.
+    nothing else has it any more. A deep copy is an empty pool of the same settings. A forked child has the values, and
+    the leases of the thread that forked.
     """
 
     def __init__(
