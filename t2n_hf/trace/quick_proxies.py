@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 from t2n_hf.trace.lines import lines_noted
+from t2n_hf.trace.quick_results import quick_result
 from t2n_hf.trace.replay import Recording
 
 __all__ = ["quick_proxies"]
@@ -123,15 +124,19 @@ class _Quick:
         proxy = fx.Proxy(node, tracer)
         # Lengths that nothing uses are no nodes.
         before, tracer.enable_thunkify = tracer.enable_thunkify, True
-        try:
-            out = func(*args, **kwargs)
-            if type(out) is FakeTensor and not _has_new_symbols(out):
-                track_tensor(out, proxy, constant=None, tracer=tracer)
-                node.meta["val"] = fast_detach(out.fake_mode, out)
-                return out
-        finally:
-            tracer.enable_thunkify = before
-        return track_tensor_tree(out, proxy, constant=None, tracer=tracer)
+        # What torch itself asks to make a result is nothing that a mode for functions has to see.
+        with torch._C.DisableTorchFunction():
+            try:
+                out = quick_result(func, args, kwargs)
+                if out is None:
+                    out = func(*args, **kwargs)
+                if type(out) is FakeTensor and not _has_new_symbols(out):
+                    track_tensor(out, proxy, constant=None, tracer=tracer)
+                    node.meta["val"] = fast_detach(out.fake_mode, out)
+                    return out
+            finally:
+                tracer.enable_thunkify = before
+            return track_tensor_tree(out, proxy, constant=None, tracer=tracer)
 
     def _node_of(self, leaf: Any) -> Any:
         if isinstance(leaf, FakeTensor):
