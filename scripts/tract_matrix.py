@@ -1,6 +1,7 @@
 """Run archives with every version of tract of the last two minor lines that PyPI serves.
 
     scripts/tract_matrix.py                 the cases of tests/ops, each against PyTorch: which version runs which
+    scripts/tract_matrix.py --models        tiny models of every kind (tests/export/model_versions.py), the same
     scripts/tract_matrix.py FOLDER ...      exports of text generation: does each version say the same as the newest?
 
 Wheels are kept in .cache/tract-wheels, one folder for each version. `t2n_hf/nnef/versions.py` is what was learned.
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/ops")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/ops"), str(ROOT / "tests/export")]
 
 from t2n_hf.errors import TractError  # noqa: E402
 from t2n_hf.nnef.versions import version_key  # noqa: E402
@@ -95,9 +96,27 @@ def run_cases(versions: list[str]) -> dict[str, dict[str, str]]:
     return {name: {version: results[version][name] for version in versions} for name in built}
 
 
+def run_models(versions: list[str], target: str | None) -> dict[str, dict[str, str]]:
+    """Model -> version -> "right" or what went wrong; it says so where the manifest would promise that it is right."""
+    from model_versions import MODELS, built_models, model_outcome
+
+    table: dict[str, dict[str, str]] = {}
+    for name in MODELS:
+        with tempfile.TemporaryDirectory() as scratch:
+            built = built_models(Path(scratch), [name], target)[name]
+            rows = table.setdefault(f"{name} (least tract {built.least})", {})
+            for version in versions:
+                outcome = model_outcome(built, unpacked(version))
+                promised = version_key(version) >= version_key(built.least)
+                rows[version] = f"PROMISED, BUT {outcome}" if promised and outcome != "right" else outcome
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--models", action="store_true", help="run tiny models of every kind")
+    parser.add_argument("--target", help="with --models: what they are exported for (tract==X.Y.Z)")
     parser.add_argument("--versions", help="only these, separated by commas")
     parser.add_argument("--fetch", action="store_true", help="only fetch the wheels of these versions")
     parser.add_argument("--json", type=Path, help="write the table here too")
@@ -107,7 +126,10 @@ def main() -> None:
         for version in versions:
             unpacked(version)
         return
-    table = run_exports(options.folders, versions) if options.folders else run_cases(versions)
+    if options.models:
+        table = run_models(versions, options.target)
+    else:
+        table = run_exports(options.folders, versions) if options.folders else run_cases(versions)
     for version in versions:
         wrong = {name: rows[version] for name, rows in table.items() if rows[version] != "right"}
         print(f"{version}: {len(table) - len(wrong)} of {len(table)} right")

@@ -82,15 +82,19 @@ def check_archive(
     dtype: str,
     tolerance: float | None = None,
     weight_bytes: int = 0,
+    tract_folder: Path | None = None,
 ) -> CheckResult:
     """Run `steps` in tract, each fed with tract's own outputs of the step before, and compare.
 
-    `weight_bytes` is the size of the weights: a call of tract may take ten minutes, and longer for large ones. Raises
-    CheckError naming output, step and place of the first value beyond the tolerance, TractError when tract fails.
+    `weight_bytes` is the size of the weights: a call of tract may take ten minutes, and longer for large ones.
+    `tract_folder` holds a package of tract in place of the installed one.
+
+    Raises CheckError naming output, step and place of the first value beyond the tolerance, TractError when tract
+    fails.
     """
     comparison = Comparison(TOLERANCES[dtype] if tolerance is None else tolerance)
     dtypes = {spec.name: np.dtype(dtype_named(spec.dtype).numpy) for spec in specs}
-    with TractRunner(archive, timeout_s=timeout_of(weight_bytes)) as runner:
+    with TractRunner(archive, timeout_s=timeout_of(weight_bytes), tract_folder=tract_folder) as runner:
         before: Mapping[str, np.ndarray] = {}
         for number, step in enumerate(steps):
             given = {name: value.astype(dtypes[name]) for name, value in step.inputs.items()}

@@ -17,7 +17,7 @@ from t2n_hf.hf.plan import Choice
 from t2n_hf.hf.tasks import Pipeline
 from t2n_hf.trace.interface import Interface
 
-__all__ = ["Verdict", "verify_parts"]
+__all__ = ["Verdict", "references_of", "verify_parts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def verify_parts(pipeline: Pipeline, parts: Sequence[Part], config: ExportConfig
 
 def _check_part(part: Part, config: ExportConfig, staging: Path) -> CheckResult:
     assert config.dtype is not None
-    steps = _references(part)
+    steps = references_of(part)
     gc.collect()  # modules and hooks refer to each other; tract loads beside what is left
     return check_archive(
         staging / part.archive,
@@ -65,7 +65,8 @@ def _check_part(part: Part, config: ExportConfig, staging: Path) -> CheckResult:
     )
 
 
-def _references(part: Part) -> list[Step]:
+def references_of(part: Part) -> list[Step]:
+    """Run PyTorch at lengths that were not traced, with the weights as the archive holds them."""
     interface, specs = part.interface, part.graph.specs
     calls = plan_lengths(specs, bounds_of(interface.dynamic_shapes), interface.extra)
     return run_references(interface, specs, calls, _exact([part]))
