@@ -1,8 +1,9 @@
 """Forwards of models that ask Python for what only a run knows, in a form that can be captured.
 
 `len()` of a tensor must be a number in Python, which fixes a free length; an assert about values of tensors has to know
-them; and some leave out a mask of no padding, which they look at its values for. While a model is captured, its own
-code runs with other functions under these names, and without its asserts; nothing else changes.
+them; and some leave out a mask of no padding, which they look at its values for, or decide by a buffer. While a model
+is captured, its own code runs with other functions under these names, without its asserts, and with the numbers that
+such a buffer holds; nothing else changes.
 """
 
 import inspect
@@ -17,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from t2n_hf.trace.function_variants import in_scope, without_asserts
-from t2n_hf.trace.swap import methods_replaced
+from t2n_hf.trace.swap import attributes_replaced, methods_replaced
 
 __all__ = ["capturable_forwards"]
 
@@ -30,6 +31,10 @@ def capturable_forwards(model: nn.Module) -> Iterator[None]:
             forward = _rewritten(type(module)) if isinstance(module, PreTrainedModel) else None  # type: ignore[arg-type]
             if forward is not None:
                 stack.enter_context(methods_replaced(module, {"forward": forward}))
+            asked = {name: module._buffers[name] for name in _ASKED if name in module._buffers}
+            if asked:
+                numbers = {name: buffer.tolist() for name, buffer in asked.items() if buffer is not None}
+                stack.enter_context(attributes_replaced(module, numbers))
         yield
 
 
@@ -59,6 +64,8 @@ def _padding_mask(input_ids: torch.Tensor, padding_idx: int = 1) -> torch.Tensor
     return input_ids.eq(padding_idx)
 
 
+# Buffers that forwards decide by: how likely EoMT's layers use their masks in training, 1 for always.
+_ASKED: Final = ("attn_mask_probs",)
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {"len": _length}
 # Functions that a forward calls, and those that these call.
 _IN_FUNCTIONS: Final[Mapping[str, Mapping[str, Callable[..., Any]]]] = {

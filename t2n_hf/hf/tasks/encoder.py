@@ -37,6 +37,12 @@ class _Encoder(nn.Module):
     def forward(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Give the outputs of the task: of token ids [B, S] i64, an image or a sound, by what the model takes."""
         results = self.results(inputs)
+        missing = [name for name in self.outputs if name not in results]
+        if missing:
+            raise ConfigError(
+                f"{type(self.model).__name__} gives no {', '.join(missing)}; it gives {', '.join(results)}. Name "
+                "another task ('feature-extraction'), or export it with example_args of its own"
+            )
         return tuple(results[name] for name in self.outputs)
 
 
@@ -71,6 +77,11 @@ def encoder_interface(model: PreTrainedModel, task: Task, *, max_context: int | 
 def _inputs(model: PreTrainedModel, task: Task, longest: int | None) -> list[ModelInput]:
     batch = torch.export.Dim("B", min=1)
     main = getattr(model, "main_input_name", _TOKENS)
+    if takes(model.forward, "spatial_shapes"):
+        raise ConfigError(
+            f"{type(model).__name__} takes pictures as patches, with a mask and spatial_shapes, which no task "
+            "describes; export it with example_args, dynamic_shapes and names of its own"
+        )
     if main != _TOKENS:
         return [main_input(model, main, batch), *drawn_inputs(model, batch)]
     names = [_TOKENS, "attention_mask"] if _masks(model) else [_TOKENS]
@@ -84,7 +95,8 @@ def _inputs(model: PreTrainedModel, task: Task, longest: int | None) -> list[Mod
     if longest is not None and longest < fewest:
         raise ConfigError(f"max_context={longest}; {type(model).__name__} takes {fewest} tokens at the least")
     tokens = token_inputs(tuple(names), "S", longest, batch, fewest)
-    with_image = takes(model.forward, "pixel_values") and task.name == "zero-shot-image-classification"
+    compares = task.name == "zero-shot-image-classification" or "logit_scale" in model._parameters
+    with_image = takes(model.forward, "pixel_values") and compares
     return [*tokens, main_input(model, "pixel_values", torch.export.Dim("I", min=1))] if with_image else tokens
 
 
@@ -102,7 +114,9 @@ def _outputs(model: PreTrainedModel, task: Task, names: tuple[str, ...], inputs:
         examples = [torch.ones(tuple(given.example.shape), dtype=given.example.dtype) for given in inputs]
         examples = [e.to(kind) if e.is_floating_point() else e for e in examples]
         results = _Encoder(model, names, ()).results(examples)
-        given = tuple(name for name in task.outputs if isinstance(results.get(name), torch.Tensor))
+        tensors = [name for name, value in results.items() if isinstance(value, torch.Tensor)]
+        given = tuple(name for name in task.outputs if name in tensors)
+        given = given or tuple(name for name in task.instead if name in tensors)[:1]
     if not given:
         raise ConfigError(
             f"{type(model).__name__} gives none of {', '.join(task.outputs)}, the outputs of {task.name}; it gives "

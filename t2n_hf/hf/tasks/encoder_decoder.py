@@ -90,6 +90,8 @@ def encoder_decoder_pipeline(
 
 def _encoder_inputs(model: PreTrainedModel, batch: Any) -> list[ModelInput]:  # noqa: ANN401 - a Dim
     name = model.main_input_name
+    if name == "inputs":  # whatever the encoder is made for
+        name = getattr(model.get_encoder(), "main_input_name", name)
     if name == "input_ids":
         return token_inputs(("input_ids", "attention_mask"), "E", usable_context(model), batch)
     return [main_input(model, name, batch)]
@@ -117,6 +119,11 @@ def _shapes_of(encoder: "_Encoder", inputs: list[ModelInput]) -> _Shapes:
         examples = [torch.empty(tuple(given.example.shape), dtype=given.example.dtype) for given in inputs]
         kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         states, caches = encoder.run([e.to(kind) if e.is_floating_point() else e for e in examples])
+        if not caches.cross():
+            raise ConfigError(
+                f"the decoder of {type(model).__name__} attends to nothing of the encoder (add_cross_attention in its "
+                "configuration), so that there is nothing to hand over"
+            )
         return _Shapes(
             tuple(states.shape), [tuple(t.shape) for t in caches.own()], [tuple(t.shape) for t in caches.cross()]
         )

@@ -18,7 +18,7 @@ _TOKENS: Final = 5
 _SAMPLES: Final = 4000
 _FRAMES: Final = 96
 _FEWEST_SAMPLES: Final = 1600
-_FEWEST_FRAMES: Final = 16
+_FEWEST_FRAMES: Final = 32
 # Side of the image when the configuration does not say: what models on ImageNet are trained on.
 _IMAGE_SIDE: Final = 224
 
@@ -93,9 +93,16 @@ def image_shape(config: PreTrainedConfig) -> tuple[int, int, int]:
         side = getattr(part, "image_size", None) or getattr(part, "input_size", None)
         if side is not None:
             channels = getattr(part, "num_channels", None) or getattr(part, "in_channels", None) or 3
-            return (channels, *_height_and_width(side))
+            return (channels, *(_whole_windows(part, pixels) for pixels in _height_and_width(side)))
     channels = next((c for c in (getattr(p, "num_channels", None) for p in _with_sub_configs(config)) if c), 3)
     return channels, _IMAGE_SIDE, _IMAGE_SIDE
+
+
+def _whole_windows(config: PreTrainedConfig, pixels: int) -> int:
+    """`pixels`, or as many more as fill the last window: RF-DETR's backbone was made for other images than it gets."""
+    patch, windows = getattr(config, "patch_size", None), getattr(config, "num_windows", None)
+    step = patch * windows if isinstance(patch, int) and isinstance(windows, int) else 1
+    return -(-pixels // step) * step
 
 
 def _height_and_width(side: Any) -> tuple[int, int]:  # noqa: ANN401 - what a config holds

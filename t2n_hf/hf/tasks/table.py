@@ -20,6 +20,7 @@ class Task:
         autos: auto classes that load its models; the first that knows a model is taken.
         endings: how names of its model classes end that no auto class knows (code that comes with a checkpoint).
         outputs: the outputs that are exported, those of them that a model gives, in this order.
+        instead: what is exported of a model that gives none of `outputs`.
         generates: whether its models generate tokens.
     """
 
@@ -27,6 +28,7 @@ class Task:
     autos: tuple[str, ...]
     endings: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ("logits",)
+    instead: tuple[str, ...] = ()
     generates: bool = False
 
 
@@ -65,7 +67,12 @@ TASKS: Final = {
             outputs=("start_logits", "end_logits"),
         ),
         Task(name="image-classification", autos=("AutoModelForImageClassification",)),
-        Task(name="object-detection", autos=("AutoModelForObjectDetection",), outputs=("logits", "pred_boxes")),
+        Task(
+            name="object-detection",
+            autos=("AutoModelForObjectDetection",),
+            outputs=("logits", "pred_boxes"),
+            instead=("last_hidden_state",),
+        ),
         Task(
             name="image-segmentation",
             autos=(
@@ -91,6 +98,7 @@ TASKS: Final = {
             autos=("AutoModel",),
             endings=("Model",),
             outputs=("last_hidden_state", "text_embeds", "image_embeds"),
+            instead=("pooler_output", "logits"),
         ),
     )
 }
