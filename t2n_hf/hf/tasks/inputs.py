@@ -93,7 +93,8 @@ def image_shape(config: PreTrainedConfig) -> tuple[int, int, int]:
         side = getattr(part, "image_size", None) or getattr(part, "input_size", None)
         if side is not None:
             channels = getattr(part, "num_channels", None) or getattr(part, "in_channels", None) or 3
-            return (channels, *(_whole_windows(part, pixels) for pixels in _height_and_width(side)))
+            height, width = _height_and_width(side)
+            return channels, _whole_windows(part, height), _whole_windows(part, width)
     channels = next((c for c in (getattr(p, "num_channels", None) for p in _with_sub_configs(config)) if c), 3)
     return channels, _IMAGE_SIDE, _IMAGE_SIDE
 
