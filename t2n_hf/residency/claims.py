@@ -74,10 +74,13 @@ class Claims:
         return total
 
     def _pinned_nbytes(self, wanted: Wanted) -> int:
-        """Sum up what takes room that is not leased, and cannot leave."""
-        table, keys = self._table, {(source.key, device) for source, device in wanted}
-        found = [table.entries[key] for key in table.pins - keys if key in table.entries]
-        return sum(entry.nbytes for entry in found if not entry.leases and (entry.reserved or entry.value is not None))
+        """Sum up what takes room that is not leased and cannot leave, or will: a stale pinned value is read again."""
+        table, keys, total = self._table, {(source.key, device) for source, device in wanted}, 0
+        for key in table.pins - keys:
+            entry, source = table.entries.get(key), table.source_at(key)
+            if source is not None and not (entry is not None and entry.leases):
+                total += source.nbytes
+        return total
 
     def _lease_one(self, entry: Entry, claim: Claim, source: Source) -> None:
         if not entry.leases:
