@@ -7,13 +7,14 @@ function modes see switched off.
 """
 # ruff: noqa: ANN401 - arguments are handed through from torch, which types them as Any
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
-__all__ = ["quick_result"]
+__all__ = ["quick_result", "stand_in"]
 
 _aten: Final = torch.ops.aten
 
@@ -22,6 +23,13 @@ def quick_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> F
     """What `func` gives, as torch would make it: shape, dtype and order in memory; None for what torch has to see."""
     rule = None if kwargs else _RULES.get(func)
     return None if rule is None else rule(*args)
+
+
+def stand_in(tensor: FakeTensor, mode: FakeTensorMode) -> FakeTensor:
+    """A stand-in of another trace as one of `mode`, in order; its lengths are numbers."""
+    with torch._C.DisableTorchFunction(), in_kernel_invocation_manager(mode):
+        meta = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
+    return FakeTensor(mode, meta, tensor.fake_device)
 
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> FakeTensor | None:
@@ -65,6 +73,89 @@ def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, *rest:
     return _made(x, x.shape) if fit and all(t.dim() == len(shape) for t in tensors[1:]) else None
 
 
+def _mean(x: Any, axes: Any = None, keepdim: bool = False) -> FakeTensor | None:
+    if not keepdim or not isinstance(axes, list | tuple) or not _alike([x]) or not _is_in_order(x):
+        return None
+    if [axis % x.dim() for axis in axes] != [x.dim() - 1]:
+        return None
+    return _made(x, (*x.shape[:-1], 1))
+
+
+def _view(x: Any, shape: Any) -> FakeTensor | None:
+    if type(x) is not FakeTensor or not _is_in_order(x):
+        return None
+    sizes = _sizes_of_view(x.shape, list(shape))
+    return None if sizes is None else _seen(x, sizes, _steps(sizes))
+
+
+def _sizes_of_view(old: Sequence[Any], new: list[Any]) -> list[Any] | None:
+    """The lengths of a view with its -1 filled in; None where a length would have to be divided by one of no number."""
+    rest = [length for length in old if isinstance(length, torch.SymInt)]
+    number = math.prod(length for length in old if not isinstance(length, torch.SymInt))
+    for length in new:
+        if isinstance(length, torch.SymInt):
+            place = next((at for at, other in enumerate(rest) if _same(length, other)), None)
+            if place is None:
+                return None
+            del rest[place]
+    parts = [length for length in new if not isinstance(length, torch.SymInt)]
+    known = math.prod(length for length in parts if length != -1)
+    if -1 not in parts:
+        return new if not rest and number == known else None
+    if known <= 0 or number % known or len(rest) > 1 or parts.count(-1) > 1:
+        return None
+    times = number // known
+    missing = times if not rest else rest[0] if times == 1 else rest[0] * times
+    return [missing if type(length) is int and length == -1 else length for length in new]
+
+
+def _steps(sizes: Sequence[Any]) -> list[Any]:
+    steps: list[Any] = [1]
+    for length in reversed(sizes[1:]):
+        steps.insert(0, steps[0] * length)
+    return steps[: len(sizes)]
+
+
+def _unsqueeze(x: Any, axis: Any) -> FakeTensor | None:
+    if type(x) is not FakeTensor:
+        return None
+    sizes, steps = list(x.shape), list(x.stride())
+    at = axis + len(sizes) + 1 if axis < 0 else axis
+    if not 0 <= at <= len(sizes):
+        return None
+    step = sizes[at] * steps[at] if at < len(sizes) else 1
+    return _seen(x, [*sizes[:at], 1, *sizes[at:]], [*steps[:at], step, *steps[at:]])
+
+
+def _transpose(x: Any, one: Any, other: Any) -> FakeTensor | None:
+    if type(x) is not FakeTensor or not all(-x.dim() <= axis < x.dim() for axis in (one, other)):
+        return None
+    sizes, steps = list(x.shape), list(x.stride())
+    for values in (sizes, steps):
+        values[one], values[other] = values[other], values[one]
+    return _seen(x, sizes, steps)
+
+
+def _cat(tensors: Any, axis: Any = 0) -> FakeTensor | None:
+    first = tensors[0]
+    if not _alike(tensors) or not all(one.dim() == first.dim() and _is_row_major(one) for one in tensors):
+        return None
+    if first.dim() < 2 or not -first.dim() <= axis < first.dim():
+        return None
+    at = axis % first.dim()
+    for one in tensors[1:]:
+        if not all(_same(a, b) for place, (a, b) in enumerate(zip(one.shape, first.shape, strict=True)) if place != at):
+            return None
+    total = sum((one.shape[at] for one in tensors[1:]), start=first.shape[at])
+    return _made(first, (*first.shape[:at], total, *first.shape[at + 1 :]))
+
+
+def _is_row_major(x: torch.Tensor) -> bool:
+    """Whether the last axis is the innermost one in memory, so that torch joins into memory in order."""
+    last = x.shape[-1]
+    return type(last) is int and last > 1 and _same(x.stride(-1), 1) and not any(_same(s, 1) for s in x.stride()[:-1])
+
+
 def _alike(tensors: Sequence[Any]) -> bool:
     """Whether all are stand-ins of one kind of floating numbers on one device, with a plain memory."""
     if not all(type(one) is FakeTensor for one in tensors):
@@ -96,6 +187,13 @@ def _is_in_order(x: torch.Tensor) -> bool:
     return True
 
 
+def _seen(x: FakeTensor, sizes: Sequence[Any], steps: Sequence[Any]) -> FakeTensor:
+    """A view of a stand-in."""
+    with in_kernel_invocation_manager(x.fake_mode):
+        meta = x.as_strided(sizes, steps)
+    return FakeTensor(x.fake_mode, meta, x.fake_device)
+
+
 def _made(like: FakeTensor, shape: Sequence[Any]) -> FakeTensor:
     """A new stand-in of this shape, in order."""
     with in_kernel_invocation_manager(like.fake_mode):
@@ -107,6 +205,12 @@ _RULES: Final[Mapping[Any, Callable[..., FakeTensor | None]]] = {
     _aten.linear.default: _linear,
     _aten.layer_norm.default: _layer_norm,
     _aten.pow.Tensor_Scalar: _pointwise,
+    _aten.mean.dim: _mean,
+    _aten.view.default: _view,
+    _aten.reshape.default: _view,
+    _aten.unsqueeze.default: _unsqueeze,
+    _aten.transpose.int: _transpose,
+    _aten.cat.default: _cat,
     **dict.fromkeys((_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor), _pairwise),
     **dict.fromkeys(
         (

@@ -17,6 +17,7 @@ from t2n_hf.trace.captured import Piece
 from t2n_hf.trace.layers import Argument, Arguments, PieceError, layer_index
 from t2n_hf.trace.piece_by_piece_serialize import serialize_args, type_as_str_with_info
 from t2n_hf.trace.quick_proxies import quick_proxies
+from t2n_hf.trace.quick_results import stand_in
 from t2n_hf.trace.replay import Recording, runs_as_recorded
 from t2n_hf.trace.swap import buffers_watched, tensors_of, tensors_replaced
 from t2n_hf.trace.tree_text import tree_spec_from_name
@@ -200,7 +201,10 @@ def _traced_with(places: list[int], layer: nn.Module, arguments: Arguments, wher
     body._orig_mod = layer  # type: ignore[attr-defined] # make_fx records the module stack relative to it
     with disable_proxy_modes_tracing():
         fakes: dict[int, torch.Tensor] = {}
-        weights = {n: fakes.setdefault(id(t), mode.from_tensor(t.detach(), static_shapes=True)) for n, t in own.items()}
+        for tensor in own.values():
+            if id(tensor) not in fakes:
+                fakes[id(tensor)] = _weight(tensor, mode)
+        weights = {name: fakes[id(tensor)] for name, tensor in own.items()}
         try:
             tracer = make_fx(body, pre_dispatch=True, record_module_stack=True, _allow_non_fake_inputs=True)
             traced = tracer(weights, [arguments.leaves[at] for at in places])
@@ -212,6 +216,14 @@ def _traced_with(places: list[int], layer: nn.Module, arguments: Arguments, wher
         graph=traced.graph, inputs=[], outputs=[], weights={}, constants={}, constant_names={}, name=name, where=where
     )
     return _read_trace(traced, own, arguments, places, run, piece)
+
+
+def _weight(tensor: torch.Tensor, mode: Any) -> torch.Tensor:  # noqa: ANN401 - torch's fake mode
+    """A weight, or its stand-in, as a tensor of the trace that is going on."""
+    if type(tensor) is FakeTensor and tensor.is_contiguous():
+        return stand_in(tensor, mode)
+    fake: torch.Tensor = mode.from_tensor(tensor.detach(), static_shapes=True)
+    return fake
 
 
 def _run_layer(
