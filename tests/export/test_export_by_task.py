@@ -60,12 +60,24 @@ def speech_encoder_decoder(**changes):
     return models.build(hf.SpeechEncoderDecoderModel, config)
 
 
+def speecht5():
+    """SpeechT5: its configuration has its own name for the number of tokens."""
+    front = {"conv_dim": (32, 32), "conv_stride": (5, 4), "conv_kernel": (10, 8), "num_feat_extract_layers": 2}
+    places = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "max_text_positions": 64}
+    sizes = {
+        f"{side}_{what}": number
+        for side in ("encoder", "decoder")
+        for what, number in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 128))
+    }
+    return models.build(hf.SpeechT5ForSpeechToText, hf.SpeechT5Config(hidden_size=64, **front, **places, **sizes))
+
+
 OUTPUTS = {
     eomt: ["class_queries_logits", "masks_queries_logits"],
     dpr: ["pooler_output"],
     speech_encoder_decoder: None,
 }
-SLOW = {groupvit: ["text_embeds", "image_embeds"], rf_detr: ["logits", "pred_boxes"]}
+SLOW = {speecht5: None, groupvit: ["text_embeds", "image_embeds"], rf_detr: ["logits", "pred_boxes"]}
 
 
 def check(make, outputs, folder):
@@ -110,6 +122,16 @@ def test_a_buffer_that_decides_is_a_buffer_again():
 def test_what_no_task_describes_is_refused(model, said):
     with pytest.raises(ConfigError, match=said):
         pipeline_of(model())
+
+
+def test_what_fails_while_it_is_described_says_where():
+    class Odd(hf.ViTForImageClassification):
+        @property
+        def main_input_name(self):
+            return {}["what"]
+
+    with pytest.raises(ConfigError, match=r"Odd is not what image-classification knows: KeyError: 'what' \(at .*Name"):
+        pipeline_of(Odd(hf.ViTConfig(**IMAGE)), task="image-classification")
 
 
 def test_an_output_that_is_missing_is_named_with_those_that_are_there(tmp_path):

@@ -1,20 +1,22 @@
 """The graphs of a model, by its task."""
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from transformers import PreTrainedModel
 
 from t2n_hf.dtypes import dtype_of
-from t2n_hf.errors import ConfigError
+from t2n_hf.errors import ConfigError, T2NError
 from t2n_hf.hf.tasks.causal import CausalOptions, causal_interface
 from t2n_hf.hf.tasks.encoder import encoder_interface
 from t2n_hf.hf.tasks.encoder_decoder import encoder_decoder_pipeline
 from t2n_hf.hf.tasks.multimodal import multimodal_pipeline, reads_more_than_text
 from t2n_hf.hf.tasks.pipeline import ONE_GRAPH, Pipeline
 from t2n_hf.hf.tasks.settings import context_of
-from t2n_hf.hf.tasks.table import task_named, task_of_class
+from t2n_hf.hf.tasks.table import Task, task_named, task_of_class
 from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.shapes import own_line
 
 __all__ = ["interface_of", "pipeline_of"]
 
@@ -46,20 +48,47 @@ def pipeline_of(
     Raises ConfigError for a model or a combination that is not supported; the text lists what is.
     """
     found = task_named(task or task_of_class(type(model).__name__, model.config))
-    context = context_of(model, max_context)
-    numbers = getattr(torch, dtype_of(dtype).torch)
-    if found.name == "text-generation" and not model.config.is_encoder_decoder:
-        options = CausalOptions(dtype=numbers, all_logits=all_logits, max_context=context, batch=batch, mask=mask)
-        return Pipeline(task=found.name, parts={ONE_GRAPH: causal_interface(model, options)})
-    if batch or mask:
-        raise ConfigError(f"batch and mask are for text-generation; an export for {found.name} takes both in any case")
-    if model.config.is_encoder_decoder and model.can_generate() and found.name != "feature-extraction":
-        return encoder_decoder_pipeline(model, found, numbers, all_logits=all_logits, max_context=context)
-    if found.name in _MULTIMODAL or (found.generates and reads_more_than_text(model)):
-        return multimodal_pipeline(model, found, numbers, all_logits=all_logits, max_context=context)
-    if all_logits:
-        raise ConfigError(f"all_logits is for models that generate; task {found.name} has no choice of positions")
-    return Pipeline(task=found.name, parts={ONE_GRAPH: encoder_interface(model, found, max_context=context)})
+    options = _Options(dtype=getattr(torch, dtype_of(dtype).torch), all_logits=all_logits, batch=batch, mask=mask)
+    try:
+        return _described(model, found, options, context_of(model, max_context))
+    except T2NError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{type(model).__name__} is not what {found.name} knows: {type(error).__name__}: {error} (at "
+            f"{own_line(error)}). Name another task, or export it with example_args, dynamic_shapes and names of its "
+            "own"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    dtype: torch.dtype
+    all_logits: bool
+    batch: bool
+    mask: bool
+
+
+def _described(model: PreTrainedModel, task: Task, options: _Options, context: int | None) -> Pipeline:
+    if task.name == "text-generation" and not model.config.is_encoder_decoder:
+        causal = CausalOptions(
+            dtype=options.dtype,
+            all_logits=options.all_logits,
+            max_context=context,
+            batch=options.batch,
+            mask=options.mask,
+        )
+        return Pipeline(task=task.name, parts={ONE_GRAPH: causal_interface(model, causal)})
+    if options.batch or options.mask:
+        raise ConfigError(f"batch and mask are for text-generation; an export for {task.name} takes both in any case")
+    several = {"all_logits": options.all_logits, "max_context": context}
+    if model.config.is_encoder_decoder and model.can_generate() and task.name != "feature-extraction":
+        return encoder_decoder_pipeline(model, task, options.dtype, **several)  # type: ignore[arg-type]
+    if task.name in _MULTIMODAL or (task.generates and reads_more_than_text(model)):
+        return multimodal_pipeline(model, task, options.dtype, **several)  # type: ignore[arg-type]
+    if options.all_logits:
+        raise ConfigError(f"all_logits is for models that generate; task {task.name} has no choice of positions")
+    return Pipeline(task=task.name, parts={ONE_GRAPH: encoder_interface(model, task, max_context=context)})
 
 
 def interface_of(

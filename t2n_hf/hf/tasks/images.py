@@ -18,6 +18,8 @@ __all__ = ["FeatureEncoder", "ImageModel", "refuse_by_name", "refused"]
 # What models do with features, or beside them, that three graphs of the common kind would leave out.
 _REFUSED: Final = {
     "blip-2": "hides its language model, and that one's cache, behind a forward without a cache",
+    "chameleon": "makes tokens of its vocabulary from pictures, by tables that its code builds when it runs",
+    "emu3": "makes tokens of its vocabulary from pictures, by tables that its code builds when it runs",
     "gemma3n": "gives each layer embeddings of its own of the tokens",
     "gemma4": "gives each layer embeddings of its own of the tokens",
     "granite_speech": "attends to sounds in blocks, and masks the last one by what is left of the length",
@@ -149,7 +151,8 @@ _WIDTH: Final = 3
 
 def _is_sized(model: PreTrainedModel) -> bool:
     """Whether pictures come with `image_sizes`, at their own size."""
-    return takes(model.forward, "image_sizes") and model.config.vision_config.model_type == "pixtral"
+    vision = getattr(model.config, "vision_config", None)
+    return takes(model.forward, "image_sizes") and getattr(vision, "model_type", None) == "pixtral"
 
 
 def _square(model: PreTrainedModel) -> int:

@@ -32,8 +32,8 @@ __all__ = [
 
 # What transformers notes in a model whose layers have hooks that collect hidden states.
 _HOOKED: Final = "_output_capturing_hooks_installed"
-# How configurations call the number of positions (the last: MPT).
-_POSITIONS: Final = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+# How configurations call the number of positions (the last ones: MPT, SpeechT5).
+_POSITIONS: Final = ("max_position_embeddings", "max_target_positions", "max_seq_len", "max_text_positions")
 
 
 @contextmanager
