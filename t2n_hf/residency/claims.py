@@ -33,12 +33,12 @@ class Claims:
         without a lease to do so.
         """
         table, thread = self._table, current_thread()
-        table.refuse_closed()
         if self._room.strict:
             self._admit(claim, wanted, thread)
         else:
             claim.owner = thread
         self._open.add(claim)
+        table.refuse_closed()
         missing = False
         for source, device in wanted:
             key = (source.key, device)

@@ -312,7 +312,7 @@ class TensorResidencyPool:
     def _begin(self, source: Source, device: torch.device, pin: bool) -> TensorPrefetch:
         table, key = self._table, (source.key, device)
         with self._room.lock:
-            table.refuse_closed()
+            table.await_written(key, source)
             table.policy.expect(key)
             if pin:
                 table.pins.add(key)

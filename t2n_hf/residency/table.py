@@ -59,7 +59,14 @@ class ResidentTable:
         entry = self.entries.get(key)
         if entry is not None and entry.version == version_of(source):
             return entry
+        self.await_written(key, source)
         return self.current(key, source) or self.enter(key, source)
+
+    def await_written(self, key: Key, source: Source) -> None:
+        """Wait while a value is written back whose source changed: only the end tells whether by that. Lock held."""
+        while (entry := self.entries.get(key)) is not None and entry.writing and entry.version != version_of(source):
+            self.room.sleep()
+        self.refuse_closed()
 
     def current(self, key: Key, source: Source) -> Entry | None:
         """Find the entry of a key, unless its value is stale: then it leaves the table. Lock held."""

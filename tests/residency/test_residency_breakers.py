@@ -149,6 +149,31 @@ def test_a_value_that_is_stored_while_an_older_one_is_written_back_stays(end, mo
     assert source.load(CPU).tolist() == [2.0] * 4
 
 
+@pytest.mark.parametrize("way", ["resolve", "prefetch", "lease"])
+def test_a_value_that_is_stored_during_a_write_back_is_what_others_get(way):
+    pool, source = TensorResidencyPool(), WritableSource("w", torch.zeros(1))
+    with pool.acquire(source, mode="read_write") as value:
+        value.fill_(1)
+    begun, go_on = threading.Event(), threading.Event()
+    source.replace = lambda value, version: (begun.set(), go_on.wait(20), None)[2]
+    thread = started(pool.flush)
+    assert begun.wait(20)
+    source.store(torch.full((1,), 2.0))
+    threading.Timer(0.1, go_on.set).start()
+    ways = {"resolve": pool.resolve, "prefetch": lambda source: pool.prefetch(source).wait()}
+    assert ways.get(way, lambda source: use(pool, source))(source).item() == 2
+    thread.join(20)
+    pool.close()
+
+
+def test_a_lease_that_waited_while_the_pool_closed_is_refused(monkeypatch):
+    pool, source = strict(8), CountingSource("w")
+    monkeypatch.setattr(Claims, "_admit", lambda self, claim, wanted, thread: setattr(self._table, "closed", True))
+    with pytest.raises(ResidencyError, match="closed"):
+        use(pool, source)
+    assert pool.lease_count == source.reads == 0
+
+
 # ---- ends -----------------------------------------------------------------------------------------------------------
 
 
