@@ -4,7 +4,7 @@ import models
 import pytest
 import torch
 import transformers as hf
-from pipeline_models import IMAGE
+from pipeline_models import IMAGE, T5
 
 from t2n_hf import export_nnef
 from t2n_hf.errors import ConfigError
@@ -17,6 +17,12 @@ def eomt():
     """EoMT: decides by a buffer whether a layer has a mask."""
     sizes = {"num_blocks": 1, "image_size": 64, "num_queries": 5, "num_upscale_blocks": 1}
     return models.build(hf.EomtForUniversalSegmentation, hf.EomtConfig(**{**IMAGE, **sizes}))
+
+
+def xlnet():
+    """XLNet: cuts what it would remember at 512 tokens."""
+    config = hf.XLNetConfig(vocab_size=256, d_model=64, n_layer=2, n_head=4, d_inner=128)
+    return models.build(hf.XLNetModel, config)
 
 
 def dpr():
@@ -75,6 +81,7 @@ def speecht5():
 OUTPUTS = {
     eomt: ["class_queries_logits", "masks_queries_logits"],
     dpr: ["pooler_output"],
+    xlnet: ["last_hidden_state"],
     speech_encoder_decoder: None,
 }
 SLOW = {speecht5: None, groupvit: ["text_embeds", "image_embeds"], rf_detr: ["logits", "pred_boxes"]}
@@ -113,11 +120,15 @@ def test_a_buffer_that_decides_is_a_buffer_again():
     [
         (lambda: hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**IMAGE)), "takes pictures as patches, with a mask"),
         (
+            lambda: hf.LongT5ForConditionalGeneration(hf.LongT5Config(**T5, encoder_attention_type="transient-global")),
+            "attends to sums of blocks of tokens",
+        ),
+        (
             lambda: speech_encoder_decoder(is_decoder=False, add_cross_attention=False),
             "attends to nothing of the encoder",
         ),
     ],
-    ids=["patches with shapes", "no cross-attention"],
+    ids=["patches with shapes", "sums of blocks", "no cross-attention"],
 )
 def test_what_no_task_describes_is_refused(model, said):
     with pytest.raises(ConfigError, match=said):

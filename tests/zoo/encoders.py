@@ -102,7 +102,6 @@ MODELS: Final = (
         "XLNetConfig",
         _WORDS,
         output="last_hidden_state",
-        called={"max_context": 256},
         d_model=64,
         n_layer=2,
         n_head=4,

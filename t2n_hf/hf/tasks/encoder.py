@@ -28,7 +28,8 @@ class _Encoder(nn.Module):
         self.model = model
         self.outputs = outputs
         self._names = names
-        self._options = {"use_cache": False} if takes(model.forward, "use_cache") else {}
+        # XLNet's memory is cut to a length of its own.
+        self._options = {name: False for name in ("use_cache", "use_mems") if takes(model.forward, name)}
 
     def results(self, inputs: list[torch.Tensor]) -> Any:  # noqa: ANN401 - a model output
         """Run the model on `inputs`, which are in the order of the interface."""

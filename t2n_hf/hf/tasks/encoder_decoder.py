@@ -60,6 +60,12 @@ def encoder_decoder_pipeline(
             f"{type(model).__name__} gives its decoder no causal mask when it keeps a cache: several tokens of one "
             "call would see each other. Export its whole forward, with use_cache=False, from example_args"
         )
+    if getattr(model.config, "encoder_attention_type", None) == "transient-global":
+        raise ConfigError(
+            f"{type(model).__name__} attends to sums of blocks of tokens ('transient-global'), whose number is "
+            "fixed by torch.export; models with encoder_attention_type='local' have free lengths. Export it with "
+            "example_args of its own, and capture='dispatch' if one length may do"
+        )
     batch = torch.export.Dim("B", min=1)
     inputs = _encoder_inputs(model, batch)
     encoder = _Encoder(model, tuple(given.name for given in inputs), cache_name)
