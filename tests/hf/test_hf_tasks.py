@@ -327,3 +327,18 @@ def test_each_kind_of_layer_is_captured_once(family, kinds):
     assert len(captured.pieces) == kinds
     targets = {str(node.target) for piece in captured.pieces for node in piece.graph.nodes}
     assert not any("grouped_mm" in target or "histc" in target for target in targets)
+
+
+def test_a_model_whose_tokens_see_later_ones_is_refused():
+    config = transformers.BertConfig(**ENCODER)
+    with pytest.raises(ConfigError, match=r"tokens of this BertLMHeadModel see those behind them.*is_decoder=True"):
+        interface_of(transformers.BertLMHeadModel(config))
+    config.is_decoder = True
+    assert interface_of(transformers.BertLMHeadModel(config)).task == "text-generation"
+
+
+def test_a_model_that_wants_the_whole_text_beside_its_cache_is_refused():
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2, "dim_head": 16, "dim_ff": 32}
+    model = transformers.CpmAntForCausalLM(transformers.CpmAntConfig(**sizes, num_hidden_layers=1))
+    with pytest.raises(ConfigError, match="CpmAntForCausalLM wants the whole text in each call"):
+        interface_of(model)

@@ -175,8 +175,10 @@ def causal_interface(model: PreTrainedModel, options: CausalOptions) -> Interfac
 
     A model that keeps nothing between calls (OpenAI's first GPT) has none: it takes the whole text at each of them.
 
-    Raises ConfigError for a model that generates in another way, or one that takes no mask when that is asked for.
+    Raises ConfigError for a model that generates in another way, whose tokens see later ones, or that takes no mask
+    when that is asked for.
     """
+    _refuse_what_is_not_causal(model)
     if not _keeps_something(model) and not _takes_whole_texts(model):
         raise ConfigError(
             f"{type(model).__name__} takes no key/value cache, and generate() gives it something else than the tokens: "
@@ -221,6 +223,21 @@ def causal_interface(model: PreTrainedModel, options: CausalOptions) -> Interfac
             "rope_switch": rope_switch(model.config),
         },
     )
+
+
+def _refuse_what_is_not_causal(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    if model.config.model_type == "cpmant":
+        raise ConfigError(
+            f"{name} wants the whole text in each call, beside a cache of its prompt and past, which is not supported; "
+            "export it with example_args of its own"
+        )
+    layers = [module for module in model.modules() if getattr(module, "is_decoder", None) is not None]
+    if layers and not any(layer.is_decoder for layer in layers):
+        raise ConfigError(
+            f"tokens of this {name} see those behind them, because its configuration says is_decoder=False: load it "
+            "with is_decoder=True, or name another task"
+        )
 
 
 def _keeps_something(model: PreTrainedModel) -> bool:
