@@ -78,9 +78,23 @@ def speecht5():
     return models.build(hf.SpeechT5ForSpeechToText, hf.SpeechT5Config(hidden_size=64, **front, **places, **sizes))
 
 
+def clip_tower():
+    """A tower of CLIP with its projection, which no auto class knows."""
+    return models.build(hf.CLIPVisionModelWithProjection, hf.CLIPVisionConfig(**IMAGE, projection_dim=16))
+
+
+def swin2sr():
+    """Swin2SR: an image from an image."""
+    sizes = {"image_size": 16, "patch_size": 1, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2]}
+    config = hf.Swin2SRConfig(**sizes, window_size=4, upscale=2)
+    return models.build(hf.Swin2SRForImageSuperResolution, config)
+
+
 OUTPUTS = {
     eomt: ["class_queries_logits", "masks_queries_logits"],
+    clip_tower: ["last_hidden_state", "image_embeds"],
     dpr: ["pooler_output"],
+    swin2sr: ["reconstruction"],
     xlnet: ["last_hidden_state"],
     speech_encoder_decoder: None,
 }

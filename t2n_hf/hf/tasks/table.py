@@ -83,6 +83,8 @@ TASKS: Final = {
             ),
             outputs=("class_queries_logits", "masks_queries_logits", "logits", "pred_boxes", "pred_masks"),
         ),
+        Task(name="image-to-image", autos=("AutoModelForImageToImage",), outputs=("reconstruction",)),
+        Task(name="pose-estimation", autos=("AutoModelForPoseEstimation",), outputs=("heatmaps",)),
         Task(name="depth-estimation", autos=("AutoModelForDepthEstimation",), outputs=("predicted_depth",)),
         Task(
             name="zero-shot-image-classification",
@@ -96,7 +98,7 @@ TASKS: Final = {
         Task(
             name="feature-extraction",
             autos=("AutoModel",),
-            endings=("Model",),
+            endings=("Model", "ModelWithProjection"),  # CLIP's towers
             outputs=("last_hidden_state", "text_embeds", "image_embeds"),
             instead=("pooler_output", "logits"),
         ),
