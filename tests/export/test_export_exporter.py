@@ -258,7 +258,7 @@ def test_shapes_and_names_without_examples_are_refused(tmp_path):
 
 
 def test_options_of_loading_are_refused_for_a_loaded_model(tmp_path):
-    with pytest.raises(ConfigError, match="device_map, revision say how to load"):
+    with pytest.raises(ConfigError, match="device_map, revision: for loading a checkpoint"):
         export_nnef(models.m1(), tmp_path / "out", device_map="auto", revision="main")
 
 
