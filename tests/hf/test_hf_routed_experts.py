@@ -33,7 +33,24 @@ def jetmoe(**changes):
     return build(hf.JetMoeForCausalLM, hf.JetMoeConfig(**{**sizes, **experts, **changes}))
 
 
-MODELS = {"switch": switch, "nllb": nllb, "jetmoe": jetmoe}
+def dbrx(**changes):
+    attention = {"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 1e4}
+    experts = {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2, **changes}
+    config = hf.DbrxConfig(
+        d_model=32, n_heads=2, n_layers=1, max_seq_len=64, vocab_size=64, attn_config=attention, ffn_config=experts
+    )
+    return build(hf.DbrxForCausalLM, config)
+
+
+def longcat(**changes):
+    latent = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    experts = {"n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 3, "expert_ffn_hidden_size": 32, "head_dim": 8}
+    sizes = {"hidden_size": 32, "ffn_hidden_size": 64, "num_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
+    config = hf.LongcatFlashConfig(**{**sizes, **latent, **experts, "max_position_embeddings": 64, **changes})
+    return build(hf.LongcatFlashForCausalLM, config)
+
+
+MODELS = {"switch": switch, "nllb": nllb, "jetmoe": jetmoe, "dbrx": dbrx, "longcat": longcat}
 
 
 def ids(batch, length, seed=0):
@@ -59,8 +76,15 @@ def logits(model, batch=3, length=11):
         lambda: nllb(normalize_router_prob_before_dropping=True, batch_prioritized_routing=True),
         jetmoe,
         lambda: jetmoe(num_experts_per_tok=1),
+        dbrx,
+        lambda: dbrx(moe_top_k=1),
+        longcat,
+        lambda: longcat(zero_expert_num=0),
     ],
-    ids=["switch", "switch full", "nllb", "nllb full", "nllb sorted", "jetmoe", "jetmoe of one"],
+    ids=[
+        *("switch", "switch full", "nllb", "nllb full", "nllb sorted", "jetmoe", "jetmoe of one"),
+        *("dbrx", "dbrx of one", "longcat", "longcat without idle ones"),
+    ],
 )
 def test_experts_give_what_those_of_transformers_give(make):
     model = make()

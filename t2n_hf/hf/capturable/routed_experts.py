@@ -100,9 +100,49 @@ def _row_by_row(
     return torch.bmm(self.weight[experts], inputs.unsqueeze(-1)).squeeze(-1)
 
 
+def _for_each_choice(states: torch.Tensor, choices: int) -> torch.Tensor:
+    """Rows [T, width] -> [T * K, width, 1], one after the other for each choice."""
+    return states[:, None].expand(-1, choices, -1).reshape(-1, states.shape[-1], 1)
+
+
+def _dbrx(
+    self: Any,  # noqa: ANN401 - a class of transformers
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """States [B, S, width]; numbers of experts [T, K], and weights of the choices [T, K]."""
+    rows = _for_each_choice(hidden_states.reshape(-1, self.hidden_size), top_k_index.shape[-1])
+    shape = (self.num_experts, self.ffn_hidden_size, self.hidden_size)
+    gates, ups, downs = (w.view(shape)[top_k_index.flatten()] for w in (self.mlp.w1, self.mlp.v1, self.mlp.w2))
+    inner = self.mlp.activation_fn(torch.bmm(gates, rows)) * torch.bmm(ups, rows)
+    results = torch.bmm(downs.transpose(1, 2), inner).reshape(*top_k_index.shape, -1)
+    return (results * top_k_weights[..., None]).sum(1).reshape(hidden_states.shape)
+
+
+def _longcat(
+    self: Any,  # noqa: ANN401 - a class of transformers
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """States [T, width]; numbers of experts [T, K], the last of which change nothing, and weights of the choices."""
+    rows, numbers = _for_each_choice(hidden_states, top_k_index.shape[-1]), top_k_index.flatten()
+    results = rows
+    if self.num_routed_experts:
+        computing = numbers.clamp(max=self.num_routed_experts - 1)
+        gate, up = torch.bmm(self.gate_up_proj[computing], rows).chunk(2, dim=1)
+        found = torch.bmm(self.down_proj[computing], self.act_fn(gate) * up)
+        results = torch.where((numbers < self.num_routed_experts)[:, None, None], found, rows)
+    results = results.reshape(*top_k_index.shape, -1) * top_k_weights[..., None]
+    return results.sum(1).to(hidden_states.dtype)
+
+
 _FORWARDS: Final[Mapping[str, Callable[..., Any]]] = {
+    "DbrxExperts": _dbrx,
     "JetMoeParallelExperts": _row_by_row,
     "JetMoeTopKGating": _unsorted_gating,
+    "LongcatFlashExperts": _longcat,
     "NllbMoeExperts": _nllb,
     "SwitchTransformersExperts": _switch,
 }

@@ -129,6 +129,7 @@ def _features(model: PreTrainedModel, batch: Any) -> ModelInput:  # noqa: ANN401
             example = torch.zeros(_BATCH, mels, positions * strides)
             return ModelInput(name="input_features", example=example, dims={0: batch})
         width = getattr(part, "input_feat_per_channel", None) or mels
+        width = width or getattr(part, "feature_projection_input_dim", None)  # Wav2Vec2-BERT's
         if width is not None:
             halvings = getattr(part, "num_conv_layers", None)  # Speech2Text's, and its positions count what is left
             longest = None if positions is None or halvings is None else positions << halvings
