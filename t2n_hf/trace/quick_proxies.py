@@ -86,7 +86,7 @@ class _Quick:
         self._torch: Callable[..., Any] = mode.__torch_dispatch__
         self._recording = recording
         self._is_plain: dict[Any, bool] = {}
-        self._exact = not mode.emulate_precision_casts
+        self._exact = not getattr(mode, "emulate_precision_casts", False)
         self._length = fetch_sym_proxy(mode.tracer)
 
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
