@@ -31,7 +31,7 @@ def depth(results: dict, runs: int) -> None:
 
 
 def size(results: dict, runs: int, out: Path) -> None:
-    """The random 1.1 B Llama in bf16 shards: each export in turn with a copy (cp) of what it reads and what it writes."""
+    """The random 1.1 B Llama in bf16 shards: each export in turn with cp of what it reads and of what it writes."""
     model = random_llama.build("1.1b", CACHE / "random-llama-1.1b")
     shards = sorted(model.glob("*.safetensors"))
     target, copy = out / "size", out / "size-copy"
