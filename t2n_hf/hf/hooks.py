@@ -111,8 +111,8 @@ class ModuleLeases:
             pool.close()
         for module in model.modules():
             module.__dict__.pop(_NESTED, None)
-        if getattr(model, _ATTRIBUTE, None) is self:
-            object.__delattr__(model, _ATTRIBUTE)
+            if module.__dict__.get(_ATTRIBUTE) is self:  # of a wrapper, the model inside has it
+                del module.__dict__[_ATTRIBUTE]
 
     # ---- forward --------------------------------------------------------------------------------------------------
 

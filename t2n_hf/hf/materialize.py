@@ -25,18 +25,24 @@ def materialize(model: Model) -> Model:
         if isinstance(parameter, OpaqueTensor):
             value = parameter.to_base_tensor()
             replace_parameter(model, parameter, nn.Parameter(value, requires_grad=value.is_floating_point()))
-    leases = leases_of(model)
-    if leases is not None:
-        leases.detach(model)
-    quantizer = getattr(model, "hf_quantizer", None)
-    if quantizer is not None:
-        quantizer.remove_quantization_config(model)
-    disown(model)
-    let_go(model)
+    # What was loaded may be a part of `model`: peft and others wrap it.
+    for loaded in [module for module in model.modules() if module is model or "t2n_report" in vars(module)]:
+        _let_be(loaded)
     for module in model.modules():
         config = getattr(module, "config", None)
         if getattr(config, "_is_quantized", False):
             del config._is_quantized  # type: ignore[union-attr]
-    if hasattr(model, "hf_device_map"):
-        del model.hf_device_map
     return model
+
+
+def _let_be(model: nn.Module) -> None:
+    """Undo what loading made of a model, beside its weights."""
+    leases = leases_of(model)
+    if leases is not None:
+        leases.detach(model)
+    quantizer = vars(model).get("hf_quantizer")
+    if quantizer is not None:
+        quantizer.remove_quantization_config(model)
+    disown(model)
+    let_go(model)
+    vars(model).pop("hf_device_map", None)

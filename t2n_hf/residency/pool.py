@@ -231,13 +231,18 @@ class TensorResidencyPool:
         except BaseException:
             self._table.closed = False
             raise
-        self._workers.close()
-        if self._stream is not None:
-            self._stream.close()
-        with self._room.lock:
-            self._table.pins.clear()
-            for entry in list(self._table.entries.values()):
-                self._table.drop(entry)
+        try:
+            self._workers.close()
+            if self._stream is not None:
+                self._stream.close()
+        finally:  # also when an interrupt ends the wait for the threads
+            with self._room.lock:
+                self._table.pins.clear()
+                for entry in list(self._table.entries.values()):
+                    if entry.state is LoadState.QUEUED:  # there could be no worker: who has its handle is told
+                        self._table.withdraw(entry)
+                    else:
+                        self._table.drop(entry)
 
     def __enter__(self) -> "TensorResidencyPool":
         """Return the pool; the end of the block closes it."""

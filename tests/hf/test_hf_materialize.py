@@ -55,3 +55,24 @@ def test_a_plain_model_stays_as_it_is():
     before = {name: p.data_ptr() for name, p in model.named_parameters()}
     materialize(model)
     assert {name: p.data_ptr() for name, p in model.named_parameters()} == before
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore:.*(tie_word_embeddings|gradient checkpointing|Merge).*:UserWarning"
+)
+@pytest.mark.parametrize("device_map", [None, {"": "disk"}], ids=["memory", "disk"])
+def test_a_model_inside_of_another_becomes_plain_with_it(device_map, tmp_path):
+    peft = pytest.importorskip("peft")
+    source = models.m1()
+    packed = load(source, models.saved(source, tmp_path), T2NConfig(), device_map=device_map)
+    leases = leases_of(packed)
+    rules = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(packed, rules).eval()
+    expected = logits(adapted)
+    assert materialize(adapted) is adapted
+    assert leases is None or leases.pool.closed
+    assert not {"_t2n_leases", "hf_quantizer", "hf_device_map", "save_pretrained", "to"} & vars(packed).keys()
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(logits(merged), expected, atol=1e-4, rtol=1e-4)
+    again = load(source, models.saved(merged, tmp_path))
+    assert torch.equal(logits(again), logits(merged))

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -193,6 +194,40 @@ def test_what_comes_to_a_pool_while_it_closes_is_refused():
     pool.close()
     assert len(refused) == 3
     assert (late.reads, pool.used_bytes) == (0, 0)
+
+
+def test_a_handle_that_no_worker_serves_is_not_waited_for_when_the_pool_has_closed(monkeypatch):
+    def no_threads(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", no_threads)
+    pool, source = TensorResidencyPool(), CountingSource("w")
+    handle = pool.prefetch(source)
+    pool.close()
+    refused = []
+
+    def wait():
+        with pytest.raises(ResidencyError, match="closed"):
+            handle.wait()
+        refused.append(1)
+
+    started(wait).join(20)
+    assert refused
+
+
+@pytest.mark.parametrize("what", [Workers, stream.Stream])
+def test_a_pool_whose_close_is_interrupted_holds_nothing(what, monkeypatch):
+    pool, source = TensorResidencyPool(64, strategy=LEARNED, readahead_nbytes=8), CountingSource("w")
+    use(pool, source)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(what, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.close()
+    assert pool.closed
+    assert pool.used_bytes == 0
 
 
 def test_a_read_that_a_closing_pool_overtakes_is_refused(monkeypatch):
