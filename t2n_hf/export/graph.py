@@ -23,6 +23,7 @@ from t2n_hf.nnef.text import to_text
 from t2n_hf.nnef.versions import LEAST_TARGET, least_version
 from t2n_hf.trace.capture import capture
 from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.walk import named_tensors_of
 
 __all__ = ["Graph", "TensorShape", "make_graph"]
 
@@ -73,15 +74,15 @@ def make_graph(interface: Interface, config: ExportConfig) -> Graph:
         flat=config.flat,
         target=config.tract_version,
     )
-    names = {symbol: sympy.Symbol(name) for symbol, name in captured.symbols.items()}
+    lengths = _Lengths({symbol: sympy.Symbol(name) for symbol, name in captured.symbols.items()})
     return Graph(
         text=to_text(lowered.document),
         weights=_plan(lowered, choices, interface.weight_owner, InferenceTarget(dtype=config.dtype)),
         choices=choices,
         dense=_dense(lowered, choices, interface.weight_owner),
-        specs=tuple(_spec(node, name, names) for node, name in captured.inputs),
-        inputs=tuple(_shape(node, name, names) for node, name in captured.inputs),
-        outputs=tuple(_shape(node, name, names) for node, name in captured.outputs),
+        specs=tuple(_spec(node, name, lengths) for node, name in captured.inputs),
+        inputs=tuple(_shape(node, name, lengths) for node, name in captured.inputs),
+        outputs=tuple(_shape(node, name, lengths) for node, name in captured.outputs),
         symbols=tuple(lowered.document.symbols),
         least_tract=least_version(lowered.document),
         fixed_shapes=captured.fixed_shapes,
@@ -91,7 +92,7 @@ def make_graph(interface: Interface, config: ExportConfig) -> Graph:
 
 def refuse_meta(model: nn.Module) -> None:
     """Raise ConfigError when a parameter has no values here, because another library keeps them elsewhere."""
-    empty = [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
+    empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if empty:
         raise ConfigError(
             f"{len(empty)} parameters of this {type(model).__name__} have no values here ({empty[0]}, ...): it was "
@@ -115,10 +116,7 @@ def _properties(interface: Interface) -> dict[str, str]:
 def _plan(
     lowered: Lowered, choices: Mapping[str, WeightChoice], owner: nn.Module, target: InferenceTarget
 ) -> tuple[PlannedWeight, ...]:
-    values = {
-        **dict(owner.named_parameters(remove_duplicate=False)),
-        **dict(owner.named_buffers(remove_duplicate=False)),
-    }
+    values = dict(named_tensors_of(owner))
     return tuple(plan_weight(_weight(binding, choices, values), target) for binding in lowered.bindings)
 
 
@@ -147,17 +145,29 @@ def _dense(lowered: Lowered, choices: Mapping[str, WeightChoice], owner: nn.Modu
     return {b.fqn: reasons[b.fqn] for b in lowered.bindings if b.fqn is not None and b.fqn in reasons}
 
 
-def _spec(node: fx.Node, name: str, names: dict[Any, sympy.Symbol]) -> InputSpec:
+class _Lengths:
+    """Lengths in the archive's symbols, each written once: all caches of a model have the same few."""
+
+    def __init__(self, names: Mapping[Any, sympy.Symbol]) -> None:
+        self._names = names
+        self._found: dict[Any, tuple[sympy.Expr, int | str]] = {}
+
+    def of(self, length: torch.SymInt) -> tuple[sympy.Expr, int | str]:
+        """Give a length as an expression, and as a number or a text."""
+        asked = length.node.expr
+        if asked not in self._found:
+            found = asked.xreplace(self._names)
+            self._found[asked] = found, int(found) if found.is_Integer else str(found).replace(" ", "")
+        return self._found[asked]
+
+
+def _spec(node: fx.Node, name: str, lengths: _Lengths) -> InputSpec:
     value = node.meta["val"]
-    shape = tuple(d if isinstance(d, int) else d.node.expr.xreplace(names) for d in value.shape)
+    shape = tuple(d if isinstance(d, int) else lengths.of(d)[0] for d in value.shape)
     return InputSpec(name=name, dtype=dtype_of(value.dtype).name, shape=shape)
 
 
-def _shape(node: fx.Node, name: str, names: dict[Any, sympy.Symbol]) -> TensorShape:
-    spec = _spec(node, name, names)
-    shape = tuple(d if isinstance(d, int) else int(d) if d.is_Integer else _text(d) for d in spec.shape)
-    return TensorShape(name=spec.name, dtype=spec.dtype, shape=shape)
-
-
-def _text(expression: sympy.Expr) -> str:
-    return str(expression).replace(" ", "")
+def _shape(node: fx.Node, name: str, lengths: _Lengths) -> TensorShape:
+    value = node.meta["val"]
+    shape = tuple(d if isinstance(d, int) else lengths.of(d)[1] for d in value.shape)
+    return TensorShape(name=name, dtype=dtype_of(value.dtype).name, shape=shape)

@@ -10,6 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from t2n_hf.errors import CaptureError
+from t2n_hf.trace.walk import modules_of, named_tensors_of
 
 __all__ = ["canonical_names", "fake_weights"]
 
@@ -18,10 +19,7 @@ def canonical_names(module: nn.Module) -> dict[str, str]:
     """Map each name of a parameter or buffer to the first name of the same object (itself when not tied)."""
     first: dict[int, str] = {}
     names: dict[str, str] = {}
-    for name, tensor in (
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ):
+    for name, tensor in named_tensors_of(module):
         names[name] = first.setdefault(id(tensor), name)
     return names
 
@@ -95,7 +93,7 @@ def fake_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         CaptureError: a buffer that no checkpoint stores has no values.
     """
     swap = _Swap(dtype)
-    training = [child for child in module.modules() if child.training]
+    training = [child for child in modules_of(module) if child.training]
     try:
         for name, child in module.named_modules():
             swap.swap(child, name)

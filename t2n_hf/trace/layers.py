@@ -4,7 +4,7 @@ import functools
 import hashlib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any, Final
@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from t2n_hf.errors import ConfigError, FormatError
 from t2n_hf.trace.piece_by_piece_serialize import deserialize_args, kind_and_leaves
+from t2n_hf.trace.walk import modules_of, named_modules_of, named_tensors_of
 
 __all__ = [
     "Argument",
@@ -47,15 +48,9 @@ def describe_layer(layer: nn.Module) -> Any:  # noqa: ANN401 - any value with an
     all submodules, hooks; other attributes count by identity.
     """
     ties: dict[int, int] = {}
-    modules = [
-        (name, type(module), *_own_facts(module)) for name, module in layer.named_modules(remove_duplicate=False)
-    ]
+    modules = [(name, type(module), *_own_facts(module)) for name, module in named_modules_of(layer)]
     tensors = [
-        (name, _describe(tensor), ties.setdefault(id(tensor), len(ties)))
-        for name, tensor in (
-            *layer.named_parameters(remove_duplicate=False),
-            *layer.named_buffers(remove_duplicate=False),
-        )
+        (name, _describe(tensor), ties.setdefault(id(tensor), len(ties))) for name, tensor in named_tensors_of(layer)
     ]
     return tuple(modules), tuple(tensors)
 
@@ -105,7 +100,7 @@ def _digest(tensor: torch.Tensor) -> str:
 
 def layer_index(layer: nn.Module) -> int | None:
     """The `layer_idx` that the layer's modules agree on; None when they have none, or different ones."""
-    found = {vars(module)[_INDEX] for module in layer.modules() if isinstance(vars(module).get(_INDEX), int)}
+    found = {vars(module)[_INDEX] for module in modules_of(layer) if isinstance(vars(module).get(_INDEX), int)}
     return found.pop() if len(found) == 1 else None
 
 
@@ -125,10 +120,20 @@ def shape_of(leaf: object) -> Any:  # noqa: ANN401 - any value with an equality
 def may_count(layer: nn.Module) -> bool:
     """Whether a trace of this layer may depend on its `layer_idx`.
 
-    Layers of transformers use it to find their part of a cache, and for nothing else while they run.
+    Layers of transformers use it to find their part of a cache, and for nothing else while they run; their forwards and
+    attention may be replaced by a user's.
     """
-    numbered = [type(module) for module in layer.modules() if _INDEX in vars(module)]
-    return any(not kind.__module__.startswith("transformers.") for kind in numbered)
+    return any(_may_count(module) for module in modules_of(layer) if _INDEX in vars(module))
+
+
+def _may_count(module: nn.Module) -> bool:
+    own = getattr(module.forward, "__func__", module.forward)
+    attention = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return (
+        not type(module).__module__.startswith("transformers.")
+        or not str(getattr(own, "__module__", "")).startswith(("transformers.", "t2n_hf."))
+        or attention not in (None, "sdpa", "eager")
+    )
 
 
 @dataclass(frozen=True)
@@ -162,12 +167,12 @@ class Arguments:
         """Whether both calls have the same parameters and structure, and equal leaves where these are no tensors."""
         if len(self.leaves) != len(other.leaves) or self.arguments != other.arguments:
             return False
-        pairs = zip(self.leaves, other.leaves, strict=True)
-        return all(
-            isinstance(a, torch.Tensor) == isinstance(b, torch.Tensor)
-            and (isinstance(a, torch.Tensor) or _describe(a) == _describe(b))
-            for a, b in pairs
-        )
+        for a, b in zip(self.leaves, other.leaves, strict=True):  # every layer is given what all layers keep
+            if a is b or (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+                continue
+            if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or _describe(a) != _describe(b):
+                return False
+        return True
 
     def snapshot(self) -> "Arguments":
         """The leaves as they are now; what the model does to its containers later is not seen."""
@@ -230,6 +235,19 @@ def _transplant(target: object, source: object) -> None:
         vars(target).update(vars(source))
 
 
+def _signature_of(layer: nn.Module) -> inspect.Signature:
+    if "forward" in vars(layer):
+        return inspect.signature(layer.forward)
+    return _signature_of_method(type(layer).forward)
+
+
+@functools.cache
+def _signature_of_method(method: Callable[..., Any]) -> inspect.Signature:
+    """Without its first parameter. Layers of a class have one, and it takes longer to find than to bind."""
+    signature = inspect.signature(method)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 def bind(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str) -> Arguments:
     """Bind a call to the signature of the layer's forward.
 
@@ -237,7 +255,7 @@ def bind(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], whe
         PieceError: the call does not fit the signature, or an argument is something that cannot be compared.
     """
     try:
-        bound = inspect.signature(layer.forward).bind(*args, **kwargs)
+        bound = _signature_of(layer).bind(*args, **kwargs)
     except TypeError as error:
         raise PieceError(f"the call of {where} does not fit its signature: {error}") from error
     arguments: list[Argument] = []

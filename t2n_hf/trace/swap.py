@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from t2n_hf.errors import CaptureError
+from t2n_hf.trace.walk import modules_of, named_tensors_of
 
 __all__ = [
     "attributes_kept",
@@ -58,10 +59,7 @@ def methods_replaced(module: nn.Module, methods: Mapping[str, Callable[..., Any]
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """Every parameter and buffer of `module`, under each of its names."""
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
+    return dict(named_tensors_of(module))
 
 
 @contextmanager
@@ -92,7 +90,7 @@ def plain_tensors_kept(module: nn.Module) -> Iterator[None]:
     After any exit. A forward that runs on stand-ins may keep one of them; the module would be left with a tensor
     without values.
     """
-    attributes = [vars(child) for child in module.modules()]
+    attributes = [vars(child) for child in modules_of(module)]
     kept = [value for found in attributes for name, value in found.items() if _is_own_dict(name, value)]
     before = [(found, dict(found)) for found in (*attributes, *kept)]
     try:

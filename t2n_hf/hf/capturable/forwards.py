@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from t2n_hf.trace.function_variants import in_scope, without_asserts
 from t2n_hf.trace.swap import attributes_replaced, methods_replaced
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["capturable_forwards"]
 
@@ -27,7 +28,7 @@ __all__ = ["capturable_forwards"]
 def capturable_forwards(model: nn.Module) -> Iterator[None]:
     """Let the models in `model`, and itself, run without such questions; after any exit all is as before."""
     with ExitStack() as stack:
-        for module in model.modules():
+        for module in modules_of(model):
             forward = _rewritten(type(module)) if isinstance(module, PreTrainedModel) else None  # type: ignore[arg-type]
             if forward is not None:
                 stack.enter_context(methods_replaced(module, {"forward": forward}))

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from t2n_hf.ops.state_space import linear_scan
 from t2n_hf.trace.swap import attributes_replaced, methods_replaced
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["capturable_griffin", "griffin_states", "has_griffin"]
 
@@ -41,7 +42,7 @@ def capturable_griffin(model: nn.Module) -> Iterator[None]:
 
 def _blocks(model: nn.Module) -> Iterator[tuple[int, Any]]:
     """The blocks, with the numbers of their layers."""
-    for module in model.modules():
+    for module in modules_of(model):
         if isinstance(module, nn.ModuleList):
             for number, layer in enumerate(module):
                 block = getattr(layer, "temporal_block", None)

@@ -16,6 +16,7 @@ from torch import nn
 
 from t2n_hf.trace.function_variants import in_scope
 from t2n_hf.trace.swap import methods_replaced
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["capturable_indexers"]
 
@@ -24,7 +25,7 @@ __all__ = ["capturable_indexers"]
 def capturable_indexers(model: nn.Module) -> Iterator[None]:
     """Let the indexes in `model` choose at every length; all modules are as before after any exit."""
     with ExitStack() as stack:
-        for module in model.modules():
+        for module in modules_of(model):
             forward = _forward(type(module))  # type: ignore[arg-type]
             if forward is not None:
                 stack.enter_context(methods_replaced(module, {"forward": forward}))

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from t2n_hf.hf.caches.states import LayerStates
 from t2n_hf.ops.state_space import gated_scan
 from t2n_hf.trace.swap import methods_replaced
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["capturable_lightning", "minimax_states"]
 
@@ -22,7 +23,7 @@ _ATTENTION: Final = "MiniMaxLightningAttention"
 def capturable_lightning(model: nn.Module) -> Iterator[None]:
     """Let lightning attention walk by one operator, from the state of its cache; all is as before after any exit."""
     with ExitStack() as stack:
-        for module in model.modules():
+        for module in modules_of(model):
             if type(module).__name__ == _ATTENTION:
                 stack.enter_context(methods_replaced(module, {"forward": _in_one_walk}))
         yield

@@ -24,6 +24,7 @@ from t2n_hf.hf.capturable.xlstm import capturable_xlstm
 from t2n_hf.ops.state_space import gated_scan
 from t2n_hf.trace.function_variants import in_scope
 from t2n_hf.trace.swap import methods_replaced
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["begins_anew", "capturable_recurrences"]
 
@@ -156,7 +157,7 @@ _WITHOUT_BEGINNING: Final = frozenset({"mamba_selective_scan"})
 
 def begins_anew(model: nn.Module) -> bool:
     """Whether layers of `model`, as transformers runs them, forget their state at every call of several tokens."""
-    return has_griffin(model) or any(_names(type(module)) & _WITHOUT_BEGINNING for module in model.modules())
+    return has_griffin(model) or any(_names(type(module)) & _WITHOUT_BEGINNING for module in modules_of(model))
 
 
 @contextmanager
@@ -165,7 +166,7 @@ def capturable_recurrences(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for rewritten in (capturable_griffin, capturable_lightning, capturable_rwkv, capturable_xlstm):
             stack.enter_context(rewritten(model))
-        for module in model.modules():
+        for module in modules_of(model):
             if _names(type(module)):
                 forward = _rewritten(type(module))  # type: ignore[arg-type]
                 stack.enter_context(methods_replaced(module, {"forward": forward}))

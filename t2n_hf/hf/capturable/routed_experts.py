@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from t2n_hf.trace.swap import attributes_kept, methods_replaced
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["capturable_experts"]
 
@@ -22,7 +23,7 @@ __all__ = ["capturable_experts"]
 def capturable_experts(model: nn.Module) -> Iterator[None]:
     """Let the experts of `model` run without asking which were chosen; all modules are as before after any exit."""
     with ExitStack() as stack:
-        for module in model.modules():
+        for module in modules_of(model):
             kind = type(module).__name__
             if kind in _FORWARDS:
                 stack.enter_context(methods_replaced(module, {"forward": _FORWARDS[kind]}))

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from t2n_hf.hf.caches.states import LayerStates, StateCache
 from t2n_hf.ops.state_space import wkv_scan
 from t2n_hf.trace.swap import attributes_replaced, methods_replaced
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["capturable_rwkv", "rwkv_list", "rwkv_states", "unscaled_rwkv"]
 
@@ -35,7 +36,7 @@ def unscaled_rwkv(model: nn.Module) -> Iterator[None]:
     A model whose weights are divided already, as it has run before, keeps them; other models are not touched.
     """
     with ExitStack() as stack:
-        for rwkv in model.modules():
+        for rwkv in modules_of(model):
             if type(rwkv).__name__ != _MODEL or rwkv.layers_are_rescaled:
                 continue
             every: int = rwkv.config.rescale_every  # type: ignore[union-attr, assignment]
@@ -54,7 +55,7 @@ def _dividing(divisor: int) -> Callable[..., torch.Tensor]:
 def capturable_rwkv(model: nn.Module) -> Iterator[None]:
     """Let the blocks of an RWKV go on from the states of the cache that they are given as `state`, or from nothing."""
     with unscaled_rwkv(model), ExitStack() as stack:
-        for rwkv in model.modules():
+        for rwkv in modules_of(model):
             if type(rwkv).__name__ != _MODEL:
                 continue
             for number, block in enumerate(rwkv.blocks):  # type: ignore[arg-type]

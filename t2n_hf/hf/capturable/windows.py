@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from t2n_hf.errors import CaptureError
 from t2n_hf.trace.function_variants import in_scope, with_assignments
 from t2n_hf.trace.swap import methods_replaced
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["capturable_windows"]
 
@@ -31,7 +32,7 @@ _GLOBAL: ContextVar[bool] = ContextVar("t2n_hf_windows_global", default=False)
 def capturable_windows(model: nn.Module) -> Iterator[None]:
     """Let attention in windows run without cutting the sequence; all modules are as before after any exit."""
     with ExitStack() as stack:
-        for module in model.modules():
+        for module in modules_of(model):
             methods = _methods(type(module))  # type: ignore[arg-type]
             if methods:
                 stack.enter_context(methods_replaced(module, methods))

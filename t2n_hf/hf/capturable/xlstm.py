@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from t2n_hf.hf.caches.states import LayerStates, StateCache
 from t2n_hf.ops.state_space import mlstm_scan
 from t2n_hf.trace.swap import methods_replaced
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["XlstmStates", "capturable_xlstm", "xlstm_states"]
 
@@ -46,7 +47,7 @@ class XlstmStates:
 def capturable_xlstm(model: nn.Module) -> Iterator[None]:
     """Let cells walk by one operator, however long the sequence is; all is as before after any exit."""
     with ExitStack() as stack:
-        for module in model.modules():
+        for module in modules_of(model):
             if type(module).__name__ == _CELLS:
                 config: Any = module.config
                 # Longer texts are run in parts, to the same result.

@@ -1,5 +1,6 @@
 """What models have in common when they are captured: switches, bounds on positions, where their layers are."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -7,6 +8,7 @@ from typing import Any, Final
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from t2n_hf.errors import ConfigError
@@ -18,6 +20,7 @@ from t2n_hf.hf.capturable.recurrence import capturable_recurrences
 from t2n_hf.hf.capturable.rotary import capturable_rotary
 from t2n_hf.hf.capturable.routed_experts import capturable_experts
 from t2n_hf.hf.capturable.windows import capturable_windows
+from t2n_hf.trace.walk import modules_of
 
 __all__ = [
     "capture_settings",
@@ -40,14 +43,13 @@ _POSITIONS: Final = ("max_position_embeddings", "max_target_positions", "max_seq
 def capture_settings(model: PreTrainedModel) -> Iterator[None]:
     """Set `model` up so that it can be captured; everything is as before after any exit.
 
-    Evaluation mode, scaled-dot-product or eager attention, experts as batched matrix products (the default dispatches
-    on the data), rotary embeddings that do not branch on the length, and recurrences that walk in one call.
+    Evaluation mode, scaled-dot-product or eager attention or one of the user's own, experts as batched matrix products
+    (the default dispatches on the data), rotary embeddings that do not branch on the length, and recurrences that walk
+    in one call.
     """
     with ExitStack() as stack:
-        for module in model.modules():
-            stack.callback(setattr, module, "training", module.training)
-        model.eval()
-        if model.config._attn_implementation not in ("sdpa", "eager"):
+        stack.enter_context(_evaluating(model))
+        if _is_replaced(model.config._attn_implementation):
             stack.callback(model.set_attn_implementation, model.config._attn_implementation)
             model.set_attn_implementation("sdpa")
         stack.callback(model.set_experts_implementation, model.get_experts_implementation())
@@ -60,6 +62,27 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
+def _is_replaced(attention: str) -> bool:
+    """Whether an implementation of attention gives what "sdpa" does; one that was registered may give anything."""
+    function: Any = ALL_ATTENTION_FUNCTIONS.get(attention)
+    while isinstance(function, functools.partial):
+        function = function.func
+    is_own = function is not None and not str(getattr(function, "__module__", "")).startswith("transformers.")
+    return attention not in ("sdpa", "eager") and (not is_own or "/" in attention)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [module for module in modules_of(model) if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 @contextmanager
 def _hooks_installed(model: PreTrainedModel) -> Iterator[None]:
     """Have the hooks of transformers that collect hidden states on layers, as it puts them there when first asked.
@@ -68,7 +91,7 @@ def _hooks_installed(model: PreTrainedModel) -> Iterator[None]:
     (a backbone that has run) would get them twice with those of a model around it, and collect every state twice: such
     a model is left to transformers. For the same reason those of this block go with it.
     """
-    modules = list(model.modules())
+    modules = modules_of(model)
     before = [(module, set(module._forward_hooks)) for module in modules]
     with ExitStack() as stack:
         for part in modules:
