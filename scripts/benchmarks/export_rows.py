@@ -59,7 +59,13 @@ def _scale(results: dict) -> list[Row]:
         by_depth = {int(layers): found for layers, found in results["depth"].items()}
         seconds = {layers: found["seconds"][len(found["seconds"]) // 2] for layers, found in by_depth.items()}
         rows += [
-            Row("graph of a Llama of 64 layers against 16, without weights", seconds[64], seconds[16], "s", "<= 1.3x"),
+            Row(
+                "graph of a Llama of 64 layers against 16, without weights",
+                seconds[64],
+                seconds[16],
+                "s",
+                f"<= 1.3x{_missed(seconds[64] > 1.3 * seconds[16])}",
+            ),
             Row("graph.nnef of a Llama of 32 layers, lines", by_depth[32]["lines"], 520, "", "< 1x"),
             Row("lines of a further layer, its variables, inputs and a call", *_line_growth(by_depth), "", "1x"),
             Row("t2n-hf --help", results["help_s"], 3, "s", "< 1x"),
@@ -67,12 +73,16 @@ def _scale(results: dict) -> list[Row]:
     for kind in ("q4_0", "f16"):
         if (found := results.get(f"size {kind}")) is not None:
             allowed = found["capture_s"] + 2 * found["copy_s"]
-            what, missed = f"export of a 1.1 B Llama to {kind}", ": **missed**" * (found["export_s"] > allowed)
+            what, goal = f"export of a 1.1 B Llama to {kind}", f"<= 1x{_missed(found['export_s'] > allowed)}"
             rows += [
-                Row(f"{what}, against capture and twice a copy", found["export_s"], allowed, "s", f"<= 1x{missed}"),
+                Row(f"{what}, against capture and twice cp of both sides", found["export_s"], allowed, "s", goal),
                 Row(f"{what}, peak RSS", found["peak_rss_bytes"] / 1e6, 550, "MB", "<= 1x"),
             ]
     return rows + _zoo(results)
+
+
+def _missed(is_missed: bool) -> str:
+    return ": **missed**" if is_missed else ""
 
 
 def _line_growth(by_depth: dict[int, dict]) -> tuple[float, float]:
