@@ -76,7 +76,7 @@ def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, *rest:
 def _mean(x: Any, axes: Any = None, keepdim: bool = False) -> FakeTensor | None:
     if not keepdim or not isinstance(axes, list | tuple) or not _alike([x]) or not _is_in_order(x):
         return None
-    if [axis % x.dim() for axis in axes] != [x.dim() - 1]:
+    if x.dim() == 0 or list(axes) not in ([-1], [x.dim() - 1]):
         return None
     return _made(x, (*x.shape[:-1], 1))
 
@@ -137,8 +137,10 @@ def _transpose(x: Any, one: Any, other: Any) -> FakeTensor | None:
 
 
 def _cat(tensors: Any, axis: Any = 0) -> FakeTensor | None:
+    if not tensors or not _alike(tensors):
+        return None
     first = tensors[0]
-    if not _alike(tensors) or not all(one.dim() == first.dim() and _is_row_major(one) for one in tensors):
+    if not all(one.dim() == first.dim() and _is_row_major(one) for one in tensors):
         return None
     if first.dim() < 2 or not -first.dim() <= axis < first.dim():
         return None

@@ -1,6 +1,7 @@
 """One layer traced by itself, on the fake tensors of the model around it."""
 
 import itertools
+import operator
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from t2n_hf.trace.captured import Piece
 from t2n_hf.trace.layers import Argument, Arguments, PieceError, layer_index
+from t2n_hf.trace.passes.aliases import is_idle_dropout
 from t2n_hf.trace.piece_by_piece_serialize import serialize_args, type_as_str_with_info
 from t2n_hf.trace.quick_proxies import quick_proxies
 from t2n_hf.trace.quick_results import stand_in
@@ -275,12 +277,14 @@ def _refuse_effects(graph: fx.Graph, placeholders: list[fx.Node]) -> None:
     roots = set(placeholders)
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
+        if node.target is operator.getitem and node.args[0] in roots:
+            roots.add(node)
         if schema is None or not node.args or not isinstance(node.args[0], fx.Node):
             continue
         first = schema.arguments[0].alias_info if schema.arguments else None
-        if first is None or node.args[0] not in roots:
+        if node.args[0] not in roots or (first is None and not is_idle_dropout(node)):
             continue
-        if first.is_write:
+        if first is not None and first.is_write and not is_idle_dropout(node):
             raise PieceError(f"{node.target} in it changes a tensor in place that comes from outside")
         roots.add(node)
 

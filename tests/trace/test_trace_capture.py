@@ -327,3 +327,31 @@ def test_the_hooks_that_transformers_leaves_behind_make_no_difference():
     model.generate(models.prompt(), max_new_tokens=2, output_hidden_states=True, return_dict_in_generate=True)
     assert model.model.layers[0]._forward_hooks
     assert len(capture(interface_of(model), torch.float32, "pieces").pieces) == 1
+
+
+PARTS = [lambda whole: whole.chunk(2, -1)[0], lambda whole: nn.functional.dropout(whole, 0.5, training=False)]
+
+
+class Writes(nn.Module):
+    """Writes into a part of what it is given, or of what it keeps."""
+
+    def __init__(self, part, is_kept):
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(4))
+        self.part, self.is_kept = part, is_kept
+
+    def forward(self, x):
+        self.part(self.kept if self.is_kept else x).add_(1)
+        return x * 2
+
+
+@pytest.mark.parametrize("part", PARTS, ids=["chunk", "dropout"])
+def test_a_layer_that_writes_into_a_part_of_its_input_is_no_piece(part):
+    with pytest.raises(CaptureError, match="changes a tensor in place that comes from outside"):
+        capture(interface(Stack(Writes(part, False), Writes(part, False))), torch.float32, "pieces")
+
+
+@pytest.mark.parametrize("part", PARTS, ids=["chunk", "dropout"])
+def test_a_write_into_a_part_of_what_a_module_keeps_is_refused(part):
+    with pytest.raises(CaptureError, match="'kept'"):
+        capture(interface(Writes(part, True), layers=()), torch.float32, "whole")

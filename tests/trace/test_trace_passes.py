@@ -5,7 +5,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from t2n_hf.errors import CaptureError
 from t2n_hf.trace.passes import PASSES
-from t2n_hf.trace.passes.aliases import drop_aliases, drop_whole_copies
+from t2n_hf.trace.passes.aliases import drop_aliases, drop_idle_dropouts, drop_whole_copies
 from t2n_hf.trace.passes.asserts import drop_asserts
 from t2n_hf.trace.passes.dead_code import drop_dead_code
 from t2n_hf.trace.passes.float_mask import float_masks
@@ -278,3 +278,18 @@ def test_a_write_that_another_view_sees_is_seen_by_it():
 def test_a_write_through_a_repetition_is_refused():
     with pytest.raises(CaptureError, match=r"writes through aten\.expand"):
         replace_writes(trace(through_a_repetition, X).graph)
+
+
+def test_a_write_is_seen_through_a_dropout_that_does_nothing():
+    class Model(nn.Module):
+        def forward(self, x):
+            whole = x * 2
+            nn.functional.dropout(whole, 0.5, training=False).add_(1)
+            return whole
+
+    x = torch.arange(6.0).reshape(2, 3)
+    graph = torch.export.export(Model().eval(), (x,), strict=False).graph
+    for run in (drop_idle_dropouts, replace_writes):
+        run(graph)
+    results = fx.Interpreter(fx.GraphModule({}, graph)).run(x)
+    torch.testing.assert_close(results[0], x * 2 + 1)

@@ -167,3 +167,9 @@ def test_a_mean_is_what_torch_gives(fake):
 
 def test_options_are_left_to_torch(fake):
     assert quick_result(aten.add.Tensor, (fake(7, 4), fake(7, 4)), {"alpha": 2}) is None
+
+
+def test_what_torch_refuses_is_left_to_it(fake):
+    assert quick_result(aten.cat.default, ([],), {}) is None
+    assert quick_result(aten.mean.dim, (fake(), [-1], True), {}) is None
+    assert quick_result(aten.mean.dim, (fake(2, 4), [3], True), {}) is None

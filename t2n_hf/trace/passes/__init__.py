@@ -6,7 +6,7 @@ from typing import Any, Final
 from torch import fx
 
 from t2n_hf.trace.captured import CapturedGraph
-from t2n_hf.trace.passes.aliases import drop_aliases, drop_whole_copies
+from t2n_hf.trace.passes.aliases import drop_aliases, drop_idle_dropouts, drop_whole_copies
 from t2n_hf.trace.passes.asserts import drop_asserts
 from t2n_hf.trace.passes.dead_code import drop_dead_code
 from t2n_hf.trace.passes.float_mask import float_masks
@@ -22,6 +22,7 @@ __all__ = ["PASSES", "make_pure", "simplify"]
 PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
     drop_asserts,
     expand_vmaps,
+    drop_idle_dropouts,
     replace_writes,
     drop_whole_copies,
     drop_aliases,
@@ -36,7 +37,8 @@ PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
 
 def make_pure(captured: CapturedGraph) -> None:
     """Run the passes after which no call changes a tensor, gives one back, or only checks something."""
-    _run(captured, (drop_asserts, expand_vmaps, replace_writes, drop_whole_copies, drop_aliases, drop_dead_code))
+    writes = (drop_idle_dropouts, replace_writes, drop_whole_copies)
+    _run(captured, (drop_asserts, expand_vmaps, *writes, drop_aliases, drop_dead_code))
 
 
 def simplify(captured: CapturedGraph) -> None:

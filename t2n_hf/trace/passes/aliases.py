@@ -8,7 +8,7 @@ from torch import fx
 from t2n_hf.trace.passes.result import PassResult
 from t2n_hf.views import SAME, overloads_of
 
-__all__ = ["drop_aliases", "drop_whole_copies"]
+__all__ = ["drop_aliases", "drop_idle_dropouts", "drop_whole_copies", "is_idle_dropout"]
 
 _aten = torch.ops.aten
 
@@ -19,7 +19,6 @@ _DROPOUTS: Final = {
     _aten.dropout_.default: 2,
     _aten.feature_dropout.default: 2,
     _aten.alpha_dropout.default: 2,
-    _aten.native_dropout.default: 2,
 }
 _CASTS: Final = frozenset(
     {
@@ -46,6 +45,17 @@ def drop_aliases(graph: fx.Graph) -> PassResult:
     for node in aliases:
         _replace(node, node.args[0])
     return PassResult(graph, bool(aliases))
+
+
+def drop_idle_dropouts(graph: fx.Graph) -> PassResult:
+    """Replace dropout outside of training by its argument, the very tensor: a write to one is seen in the other.
+
+    Values, order and the other nodes' names are kept. To be run before writes are replaced.
+    """
+    idle = [node for node in graph.nodes if is_idle_dropout(node)]
+    for node in idle:
+        _replace(node, node.args[0])
+    return PassResult(graph, bool(idle))
 
 
 def drop_whole_copies(graph: fx.Graph) -> PassResult:
@@ -84,10 +94,15 @@ def _is_alias(node: fx.Node) -> bool:
     if target in _ALIASES:
         return True
     if target in _DROPOUTS:
-        return len(node.args) > 2 and node.args[2] is False
+        return is_idle_dropout(node)
     if target in _CASTS:
         return source.dtype == value.dtype
     return target in _SAME_SHAPE and _shape(source) == _shape(value)
+
+
+def is_idle_dropout(node: fx.Node) -> bool:
+    """Whether a call is dropout outside of training, which gives its argument back."""
+    return node.target in _DROPOUTS and len(node.args) > 2 and node.args[2] is False
 
 
 def _shape(value: torch.Tensor) -> list[Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from t2n_hf.errors import CaptureError
+from t2n_hf.trace.passes.aliases import is_idle_dropout
 from t2n_hf.trace.passes.result import PassResult
 
 __all__ = ["refuse_kept_writes", "replace_writes"]
@@ -43,7 +44,7 @@ def refuse_kept_writes(graph: fx.Graph, kept: Mapping[fx.Node, str]) -> None:
         if not _writes(node):
             continue
         root: Any = node.args[0]
-        while isinstance(root, fx.Node) and _is_view(root):
+        while isinstance(root, fx.Node) and (_is_view(root) or _is_item(root) or is_idle_dropout(root)):
             root = root.args[0]
         if root in kept:
             raise CaptureError(
@@ -87,7 +88,7 @@ def _writes(node: fx.Node) -> bool:
     alias = _alias(node)
     if node.op != "call_function" or alias is None or not alias.is_write or node.target in _NO_ELEMENTS:
         return False
-    return not (node.target is _aten.dropout_.default and node.args[2] is False)
+    return not is_idle_dropout(node)
 
 
 def _is_view(node: fx.Node) -> bool:
