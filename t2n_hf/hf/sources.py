@@ -23,6 +23,8 @@ __all__ = ["CheckpointSources", "MappedPages", "total_nbytes"]
 _MAPS: Final = Path("/proc/self/maps")
 # Linux maps this much of a file around a byte that is read.
 _READ_AROUND_NBYTES: Final = 64 << 10
+# Trimming costs more than dropping pages, and what follows asks for the memory again: a tenth of a loading's time.
+_TRIMMED_EVERY: Final = 4
 
 
 class CheckpointSources:
@@ -100,14 +102,15 @@ class MappedPages:
         self._files = {os.path.realpath(file) for file in files}
         self._others = {start for start, _ in self._mappings()}
         self._every_nbytes = every_nbytes
-        self._pending = 0
+        self._pending = self._dropped = 0
 
     def used(self, nbytes: int) -> None:
         """Count `nbytes` that are needed no more; give the pages back when enough have come together."""
         self._pending += nbytes
         if self._pending >= self._every_nbytes:
             self._pending = 0
-            self.drop()
+            self._dropped += 1
+            self.drop(trim=self._dropped % _TRIMMED_EVERY == 0)
 
     def copy_out(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give small plain tensors, such as norms and biases, memory of their own where they lie in the mappings.
@@ -123,8 +126,8 @@ class MappedPages:
             if any(start <= plain.data_ptr() < stop for start, stop in ours):
                 tensor.data = plain.clone()
 
-    def drop(self) -> None:
-        """Give back every page of the mappings made since, and memory that is free."""
+    def drop(self, *, trim: bool = True) -> None:
+        """Give back every page of the mappings made since, and, with `trim`, memory that is free."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         libc = ctypes.CDLL(None, use_errno=True)
@@ -132,15 +135,15 @@ class MappedPages:
             if start not in self._others:
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
         # What the loader cast, and what quantizing needed, is free but kept by the C library between smaller blocks.
-        if hasattr(libc, "malloc_trim"):
+        if trim and hasattr(libc, "malloc_trim"):
             libc.malloc_trim(ctypes.c_size_t(0))
 
     def _mappings(self) -> list[tuple[int, int]]:
         if not _MAPS.exists():
             return []
-        found = []
+        found, files = [], tuple(self._files)
         for line in _MAPS.read_text().splitlines():
-            fields = line.split(None, 5)
+            fields = line.split(None, 5) if line.endswith(files) else ()
             if len(fields) == 6 and fields[5] in self._files:
                 start, stop = fields[0].split("-")
                 found.append((int(start, 16), int(stop, 16)))
