@@ -10,7 +10,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from t2n_hf.errors import CaptureError
-from t2n_hf.trace.walk import modules_of, named_tensors_of
+from t2n_hf.trace.swap import evaluating
+from t2n_hf.trace.walk import named_tensors_of
 
 __all__ = ["canonical_names", "fake_weights"]
 
@@ -93,14 +94,10 @@ def fake_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         CaptureError: a buffer that no checkpoint stores has no values.
     """
     swap = _Swap(dtype)
-    training = [child for child in modules_of(module) if child.training]
     try:
         for name, child in module.named_modules():
             swap.swap(child, name)
-        for child in training:
-            child.training = False
-        yield
+        with evaluating(module):
+            yield
     finally:
         swap.restore()
-        for child in training:
-            child.training = True

@@ -1,18 +1,16 @@
 """A module run on shapes alone: no weight is read."""
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, final
 
 import torch
 from torch import nn
 from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
 from t2n_hf.errors import CaptureError, T2NError
-from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
+from t2n_hf.trace.swap import FunctionReplaced, plain_tensors_kept, tensors_of, tensors_replaced
 
 __all__ = ["fake_run", "own_line", "shapes_only"]
 
@@ -24,22 +22,13 @@ def fake_run() -> Iterator[None]:
     Code that keeps results for later calls does not while a graph is captured, so it is told that one is: what it kept
     of this would be given to the user's next call. What it only checks holds.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _compiling_state_context(), _ChecksHold():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _compiling_state_context(), _checks_hold():
         yield
 
 
-@final
-class _ChecksHold(TorchFunctionMode):
-    """Answers `torch._check_tensor_all`, which asks for a value that nothing depends on but an error."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        _types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - what the function gives
-        return torch.tensor(True) if func is torch.Tensor._is_all_true else func(*args, **(kwargs or {}))
+def _checks_hold() -> FunctionReplaced:
+    """Answer `torch._check_tensor_all`, which asks for a value that nothing depends on but an error."""
+    return FunctionReplaced(torch.Tensor._is_all_true, lambda *_args, **_kwargs: torch.tensor(True))
 
 
 @contextmanager
@@ -73,7 +62,7 @@ def shapes_only(module: nn.Module) -> Iterator[None]:
 
 
 def own_line(error: BaseException) -> str:
-    """Say which line of code outside of torch, and of this file, an error came from."""
+    """Say which line of code outside of torch, and of what stands in for its functions, an error came from."""
     found = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in found if "/torch/" not in frame.filename and frame.filename != __file__]
+    frames = [frame for frame in found if "/torch/" not in frame.filename and frame.name != "__torch_function__"]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else "a line that is not known"

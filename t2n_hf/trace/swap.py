@@ -1,20 +1,23 @@
 """Other tensors, methods and attributes in the place of a module's own, for a while."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MethodType
-from typing import Any, Final
+from typing import Any, Final, final
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from t2n_hf.errors import CaptureError
 from t2n_hf.trace.walk import modules_of, named_tensors_of
 
 __all__ = [
+    "FunctionReplaced",
     "attributes_kept",
     "attributes_replaced",
     "buffers_watched",
+    "evaluating",
     "methods_replaced",
     "plain_tensors_kept",
     "tensors_of",
@@ -129,3 +132,34 @@ def buffers_watched(module: nn.Module) -> Iterator[None]:
                     f"forward replaces buffer {label!r}, which the module keeps from call to call; an archive cannot. "
                     "Make it an input and an output"
                 )
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Have `module` and its parts in evaluation mode until the block is left in any way; each is as before then."""
+    training = [part for part in modules_of(module) if part.training]
+    try:
+        for part in training:
+            part.training = False
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@final
+class FunctionReplaced(TorchFunctionMode):
+    """While it is entered, calls `other` in the place of `function`, one of torch's, with what that is given."""
+
+    def __init__(self, function: Callable[..., Any], other: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function, self._other = function, other
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        _types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - what the function gives
+        return (self._other if func is self._function else func)(*args, **(kwargs or {}))

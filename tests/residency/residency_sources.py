@@ -92,3 +92,18 @@ def run_threads(*functions):
         assert not thread.is_alive(), "a thread hangs"
     if errors:
         raise errors[0]
+
+
+def holding(pool, source, until):
+    """A thread that holds a lease until an event is set."""
+    holds = threading.Event()
+
+    def hold():
+        with pool.acquire(source):
+            holds.set()
+            assert until.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert holds.wait(20)
+    return thread

@@ -4,7 +4,7 @@ import threading
 import time
 
 import torch
-from residency_sources import WritableSource, sources, use
+from residency_sources import WritableSource, holding, sources, use
 
 from t2n_hf.residency import ResidencyStrategy, TensorResidencyPool
 from t2n_hf.residency.claims import Claims
@@ -19,21 +19,6 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)
-
-
-def holding(pool, source, until):
-    """A thread that holds a lease until an event is set."""
-    holds = threading.Event()
-
-    def hold():
-        with pool.acquire(source):
-            holds.set()
-            assert until.wait(20)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert holds.wait(20)
-    return thread
 
 
 def test_a_claim_and_a_worker_put_bytes_aside_for_a_value_once(monkeypatch):

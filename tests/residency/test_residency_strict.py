@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from residency_sources import CountingSource, run_threads, sources, use
+from residency_sources import CountingSource, holding, run_threads, sources, use
 
 from t2n_hf.errors import ConfigError, StorageError
 from t2n_hf.residency import Claim, ResidencyStrategy, TensorResidencyPool, room
@@ -35,21 +35,6 @@ class together:
 
     def __exit__(self, *_):
         self.pool.release(self.claim)
-
-
-def holding(pool, source, until):
-    """A thread that holds a lease until an event is set."""
-    holds = threading.Event()
-
-    def hold():
-        with pool.acquire(source):
-            holds.set()
-            assert until.wait(20)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert holds.wait(20)
-    return thread
 
 
 @pytest.mark.parametrize("strategy", [LEARNED, ResidencyStrategy.LRU])

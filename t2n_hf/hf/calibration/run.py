@@ -16,6 +16,7 @@ from t2n_hf.hf.calibration.importance import Importance
 from t2n_hf.hf.calibration.input_statistics import InputStatistics
 from t2n_hf.hf.calibration.tokens import Texts, batches_of, windows_of
 from t2n_hf.hf.loading import load_checkpoint
+from t2n_hf.trace.swap import evaluating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,7 +75,7 @@ def calibrate(
         raise ConfigError("there are no tokens to calibrate on; give texts, or token ids")
     _refuse_unknown(model, windows)
     statistics = InputStatistics(model)
-    with _evaluating(model), statistics.collecting(), torch.inference_mode():
+    with _calibrating(model), statistics.collecting(), torch.inference_mode():
         _run(model, windows, batch_size, tokens)
     named = source or str(model_or_path if isinstance(model_or_path, (str, Path)) else model.config._name_or_path)
     return Importance(statistics.mean_squares(), source=_without_folder(named), tokens=tokens)
@@ -91,18 +92,15 @@ def _run(model: "PreTrainedModel", windows: list[torch.Tensor], batch_size: int,
 
 
 @contextmanager
-def _evaluating(model: "PreTrainedModel") -> Iterator[None]:
+def _calibrating(model: "PreTrainedModel") -> Iterator[None]:
     """Have the model without dropout, and its experts computed one by one: then it shows which token goes to which."""
-    training = [module for module in model.modules() if module.training]
     experts = model.get_experts_implementation() if model._can_set_experts_implementation() else None
     try:
-        model.eval()
         if experts is not None:
             model.set_experts_implementation("eager")
-        yield
+        with evaluating(model):
+            yield
     finally:
-        for module in training:
-            module.training = True
         if experts is not None:
             model.set_experts_implementation(experts)
 

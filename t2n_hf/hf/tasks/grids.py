@@ -5,7 +5,7 @@ lies: positions, windows, weights of an interpolation. Here a picture is [H, W, 
 patches, each square one feature. What depends on the size is then computed from lengths, inside the graph.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -13,13 +13,13 @@ from typing import Any, Final, final
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.tasks.patch_places import PatchPlaces, cubic_samples
 from t2n_hf.hf.tasks.rows import AllRows
 from t2n_hf.hf.tasks.settings import takes
+from t2n_hf.trace.swap import FunctionReplaced
 
 __all__ = ["GridEncoder", "GridModel", "reads_grids"]
 
@@ -133,7 +133,7 @@ class GridEncoder(nn.Module):
                 taps, weights = place.interpolation(int(visual.num_grid_per_side), ends)
                 known |= {"interp_indices": taps, "interp_weights": weights}
             if hasattr(visual, "embeddings"):
-                stack.enter_context(_Replaced(nn.functional.grid_sample, cubic_samples))
+                stack.enter_context(FunctionReplaced(nn.functional.grid_sample, cubic_samples))
             patches = picture.reshape(height * width * squares, values)
             found = visual(patches, grid_thw=place.sizes(), return_dict=True, **known)
         return (found.pooler_output, *(getattr(found, "deepstack_features", None) or ()))
@@ -170,7 +170,7 @@ def _masked_blocks(visual: Any, mask: torch.Tensor) -> Iterator[None]:  # noqa: 
             "takes no mask of them; load the model with attn_implementation='sdpa'"
         )
     attention = nn.functional.scaled_dot_product_attention
-    mode = _Replaced(attention, lambda *args, **kwargs: attention(*args, **{**kwargs, "attn_mask": mask}))
+    mode = FunctionReplaced(attention, lambda *args, **kwargs: attention(*args, **{**kwargs, "attn_mask": mask}))
 
     def begin(*_call: Any) -> None:  # noqa: ANN401 - what a hook is given
         mode.__enter__()
@@ -184,21 +184,3 @@ def _masked_blocks(visual: Any, mask: torch.Tensor) -> Iterator[None]:  # noqa: 
                 stack.callback(block.attn.register_forward_pre_hook(begin).remove)
                 stack.callback(block.attn.register_forward_hook(end, always_call=True).remove)
         yield
-
-
-@final
-class _Replaced(TorchFunctionMode):
-    """Calls another function in the place of one of torch's."""
-
-    def __init__(self, function: Callable[..., Any], other: Callable[..., Any]) -> None:
-        super().__init__()
-        self._function, self._other = function, other
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        _types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - what the function gives
-        return (self._other if func is self._function else func)(*args, **(kwargs or {}))

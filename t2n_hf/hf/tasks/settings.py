@@ -20,6 +20,7 @@ from t2n_hf.hf.capturable.recurrence import capturable_recurrences
 from t2n_hf.hf.capturable.rotary import capturable_rotary
 from t2n_hf.hf.capturable.routed_experts import capturable_experts
 from t2n_hf.hf.capturable.windows import capturable_windows
+from t2n_hf.trace.swap import evaluating
 from t2n_hf.trace.walk import modules_of
 
 __all__ = [
@@ -48,7 +49,7 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
     in one call.
     """
     with ExitStack() as stack:
-        stack.enter_context(_evaluating(model))
+        stack.enter_context(evaluating(model))
         if _is_replaced(model.config._attn_implementation):
             stack.callback(model.set_attn_implementation, model.config._attn_implementation)
             model.set_attn_implementation("sdpa")
@@ -69,18 +70,6 @@ def _is_replaced(attention: str) -> bool:
         function = function.func
     is_own = function is not None and not str(getattr(function, "__module__", "")).startswith("transformers.")
     return attention not in ("sdpa", "eager") and (not is_own or "/" in attention)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in modules_of(model) if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextmanager
