@@ -1,6 +1,7 @@
 """Leases around forward: while a module runs, its weights that live on disk are in memory, and no longer."""
 
 import copy
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from threading import Thread, current_thread
@@ -26,6 +27,7 @@ __all__ = [
 _ATTRIBUTE: Final = "_t2n_leases"
 _NESTED: Final = "_t2n_nested_nbytes"
 _CALL: Final = nn.Module._call_impl.__code__
+_SUSPENDS: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # A window costs as much room as it has, and reads it again in each pass; one weight or two are enough to overlap.
 _WINDOWS_PER_BUDGET: Final = 12
 _WINDOWS_PER_MODEL: Final = 40
@@ -170,7 +172,7 @@ class ModuleLeases:
             known = list(calls)
             running = _modules_running_in(thread) if known else set()
             for call in known:
-                if id(call.module) not in running:
+                if running is not None and id(call.module) not in running:
                     call.release()
                     if call in calls:
                         calls.remove(call)
@@ -199,14 +201,21 @@ def _leased(module: nn.Module) -> list[OffloadedTensor]:
     return [p for p in parameters if type(p) is OffloadedTensor and len(p.source.shape) < 3]
 
 
-def _modules_running_in(thread: Thread) -> set[int]:
-    """Give the ids of the modules that are being called in another thread."""
+def _modules_running_in(thread: Thread) -> set[int] | None:
+    """Give the ids of the modules that are being called in another thread; None when that cannot be seen just now.
+
+    The thread goes on while its frames are walked. One that returns keeps its caller, but a generator that yields has
+    none: what called it is out of sight then.
+    """
     frame = sys._current_frames().get(thread.ident or 0) if thread.is_alive() else None
     running = set()
     while frame is not None:
         if frame.f_code is _CALL:
             running.add(id(frame.f_locals.get("self")))
-        frame = frame.f_back
+        caller = frame.f_back  # once: it may be gone the next time
+        if caller is None and frame.f_code.co_flags & _SUSPENDS:
+            return None
+        frame = caller
     return running
 
 

@@ -3,8 +3,10 @@
 import copy
 import gc
 import os
+import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import models
 import pytest
@@ -73,6 +75,17 @@ def in_threads(*functions):
         assert not thread.is_alive(), "a thread hangs"
     for failure in failures:
         raise failure
+
+
+@contextmanager
+def switching_every(seconds):
+    """Let threads take turns that often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(seconds)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 # ---- budgets and devices ---------------------------------------------------------------------------------------------
@@ -417,6 +430,32 @@ def test_what_runs_in_another_thread_is_not_taken_for_left_over(tmp_path):
     handle.remove()
     assert pool.peak_bytes <= 66_000
     leases_of(model).detach(model)
+
+
+def test_a_layer_that_runs_a_generator_meanwhile_is_not_taken_for_left_over():
+    layer = offloaded(nn.Linear(4, 4, bias=False))
+    attach_pools(layer, {CPU: 1000})
+    leases, kept, done = leases_of(layer), [], threading.Event()
+
+    def work(module, args):
+        for _ in range(3000):  # whatever looks at this thread sees a generator that yields, now and then
+            sum(number for number in range(20))
+        kept.append(leases.pool.lease_count)
+
+    def run():
+        with switching_every(1e-6):
+            for _ in range(10):
+                layer(torch.ones(1, 4))
+        done.set()
+
+    def look():
+        while not done.is_set():
+            leases._release_lost()
+
+    layer.register_forward_pre_hook(work)
+    in_threads(run, look)
+    assert kept == [1] * 10
+    leases.detach(layer)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
