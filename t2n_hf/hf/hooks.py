@@ -3,7 +3,8 @@
 import copy
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from threading import Thread, current_thread
 from typing import Any, Final, NoReturn, TypeAlias, final
 
@@ -46,16 +47,19 @@ class _Call:
         self.opened: list[_Opened] = []
 
     def release(self) -> None:
-        """End all claims, also when one cannot be ended as it should; raise what the last of those raised."""
-        opened = self.opened
-        while opened:
-            pool, claim = opened.pop()
+        """End all claims, also when one cannot be ended as it should; raise what the last of those raised.
+
+        Two threads may do so at once, see `_release_lost`: when this returns, either has ended them.
+        """
+        failure: Exception | None = None
+        for pool, claim in reversed(self.opened):
             try:
                 pool.release(claim)
-            except Exception:
-                if opened:
-                    self.release()
-                raise
+            except Exception as error:  # noqa: BLE001 - raised below
+                failure = error
+        self.opened.clear()
+        if failure is not None:
+            raise failure
 
 
 def offloaded_parameters(model: nn.Module) -> dict[str, OffloadedTensor]:
@@ -141,15 +145,11 @@ class ModuleLeases:
             calls.pop().release()
             return
         # Above it may be what an interrupt left; and if another hook raised before `_open`, it is not there at all.
-        for place in range(len(calls or ()) - 1, -1, -1):
-            if calls[place].module is module:  # type: ignore[index]
-                self._release_from(place)
+        known = list(calls or ())  # other threads take out what is left over
+        for place in range(len(known) - 1, -1, -1):
+            if known[place].module is module:
+                _release_all(calls or [], known[place:])
                 return
-
-    def _release_from(self, place: int) -> None:
-        calls = self._calls[current_thread()]
-        while len(calls) > place:
-            calls.pop().release()
 
     # ---- what interrupts leave ------------------------------------------------------------------------------------
 
@@ -160,22 +160,22 @@ class ModuleLeases:
 
     def _release_own(self) -> None:
         """Release what interrupted forwards of this thread left: torch calls no hook for what is not an Exception."""
-        for call in reversed(self._calls.pop(current_thread(), [])):
-            call.release()
+        thread = current_thread()
+        calls = self._calls.get(thread, [])
+        _release_all(calls, list(calls))
+        self._calls.pop(thread, None)
 
     def _release_lost(self) -> None:
         """Release what other threads left that have ended, or were interrupted and run something else now."""
         this = current_thread()
-        for thread, calls in list(self._calls.items()):
+        for thread in list(self._calls):
             if thread is this:
                 continue
+            calls = self._calls.get(thread, [])
             known = list(calls)
             running = _modules_running_in(thread) if known else set()
-            for call in known:
-                if running is not None and id(call.module) not in running:
-                    call.release()
-                    if call in calls:
-                        calls.remove(call)
+            if running is not None:
+                _release_all(calls, [call for call in known if id(call.module) not in running])
             if not thread.is_alive():
                 self._calls.pop(thread, None)
 
@@ -191,6 +191,20 @@ class ModuleLeases:
         memo[id(self)] = copied
         copied._handles = copy.deepcopy(self._handles, memo)
         return copied
+
+
+def _release_all(calls: list[_Call], ended: Sequence[_Call]) -> None:
+    """Release `ended`, the innermost first, and take them out of `calls`, which other threads may do as well."""
+    failure: Exception | None = None
+    for call in reversed(ended):
+        try:
+            call.release()
+        except Exception as error:  # noqa: BLE001 - raised below
+            failure = error
+        with suppress(ValueError):
+            calls.remove(call)
+    if failure is not None:
+        raise failure
 
 
 def _leased(module: nn.Module) -> list[OffloadedTensor]:

@@ -23,12 +23,14 @@ class Forked(Protocol):
 
 _TOLD: Final["weakref.WeakSet[Forked]"] = weakref.WeakSet()
 _HELD: Final[list[Forked]] = []
-_FORKING: Final = Lock()  # two threads that fork at once would hold some each, and go on with those of the other
+# Two threads that fork at once would hold some each, and go on with those of the other.
+_FORKING: Final = Lock()
 
 
 def tell_of_forks(one: Forked) -> None:
     """Tell `one` of every fork from now on, as long as it lives."""
-    _TOLD.add(one)
+    with _FORKING:  # `_before` goes through all of them
+        _TOLD.add(one)
 
 
 def _before() -> None:

@@ -17,6 +17,7 @@ from t2n_hf import T2NConfig
 from t2n_hf.errors import BudgetError, ConfigError, StorageError
 from t2n_hf.hf.hooks import attach_pools, leases_of, offloaded_parameters, resident_nbytes, window_of
 from t2n_hf.hf.materialize import materialize
+from t2n_hf.residency import TensorResidencyPool
 from t2n_hf.store.checkpoint import CheckpointFile
 from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.stored import StoredSource
@@ -456,6 +457,36 @@ def test_a_layer_that_runs_a_generator_meanwhile_is_not_taken_for_left_over():
     in_threads(run, look)
     assert kept == [1] * 10
     leases.detach(layer)
+
+
+def test_who_begins_anew_has_ended_what_another_thread_is_about_to_release_for_him(monkeypatch):
+    model, (x, release) = chain(2), (torch.ones(1, 8), TensorResidencyPool.release)
+    leases = attach_pools(model, {CPU: 600})
+    interrupting = model[1].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with torch.no_grad(), pytest.raises(KeyboardInterrupt):
+        model(x)
+    interrupting.remove()
+    assert leases.pool.lease_count == 1
+    about, go_on, counts = threading.Event(), threading.Event(), []
+
+    def late(pool, claim):
+        if threading.current_thread() is helper:
+            about.set()
+            assert go_on.wait(60)
+        release(pool, claim)
+
+    monkeypatch.setattr(TensorResidencyPool, "release", late)
+    helper = threading.Thread(target=leases._release_lost)
+    helper.start()
+    assert about.wait(60)
+    model[0].register_forward_pre_hook(lambda *_: counts.append(leases.pool.lease_count))
+    with torch.no_grad():
+        model(x)
+    go_on.set()
+    helper.join(60)
+    assert counts == [1]  # its own
+    assert leases.pool.lease_count == 0
+    leases.detach(model)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

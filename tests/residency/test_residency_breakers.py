@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import SimpleNamespace
@@ -379,3 +380,32 @@ def test_threads_that_fork_at_once_hold_the_pools_for_one_fork_each(monkeypatch)
     forking._in_parent()
     thread.join(20)
     assert seen == [True]
+
+
+@needs_fork
+def test_pools_may_be_made_in_one_thread_while_another_one_forks(monkeypatch):
+    class Told:
+        def before_fork(self):
+            pass
+
+        after_fork_in_parent = before_fork
+
+    known, made, done, interval = [Told() for _ in range(5000)], [], threading.Event(), sys.getswitchinterval()
+    monkeypatch.setattr(forking, "_TOLD", weakref.WeakSet(known))
+
+    def make():
+        while not done.is_set():
+            made.append(Told())
+            forking.tell_of_forks(made[-1])
+
+    sys.setswitchinterval(1e-6)
+    thread = started(make)
+    try:
+        for _ in range(20):
+            forking._before()
+            assert len(forking._HELD) >= len(known)
+            forking._in_parent()
+    finally:
+        sys.setswitchinterval(interval)
+        done.set()
+        thread.join(60)
