@@ -167,6 +167,10 @@ class TractRunner:
                 # The answer will still arrive and would be taken for that of the next call.
                 self.close()
                 raise
+            except ValueError:  # what a closed stream raises
+                if self._finalizer.alive:
+                    raise
+                frame = None
             if frame is None:
                 raise self._died(doing)
         if "error" in frame[0]:
@@ -180,14 +184,27 @@ class TractRunner:
         except BrokenPipeError:
             return None
         except FormatError:
-            if self._process.poll() is None and not self._watch.expired:
+            if not self._ends() and not self._watch.expired:
                 raise
             return None  # it ended in the middle of its answer
 
+    def _ends(self) -> bool:
+        """Say whether the worker has ended; its end of the pipe is closed a little before that can be seen."""
+        try:
+            self._process.wait(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def _died(self, doing: str) -> TractError:
         code = self._process.wait()
-        self._log.seek(0)
-        words = _BACKTRACE.sub("", self._log.read().decode(errors="replace"))[-_LAST_WORDS_LENGTH:].strip()
+        try:
+            self._log.seek(0)
+            words = _BACKTRACE.sub("", self._log.read().decode(errors="replace"))[-_LAST_WORDS_LENGTH:].strip()
+        except ValueError:  # closed meanwhile
+            words = ""
+        if not self._finalizer.alive:
+            return TractError(f"{self.archive.name}: this runner was closed by another thread while {doing}")
         self.close()
         if self._watch.expired:
             return TractError(f"{self.archive.name}: no answer within {self._timeout_s} s while {doing}; worker ended")

@@ -174,11 +174,14 @@ def test_a_push_that_was_killed_is_finished_by_the_next_one(worker, workers, ser
                 stuck.set()
                 killed.process.kill()
 
-    server.log = Stopping()
+    server.log, others = Stopping(), server.clients
     killed.start("push", folder, repo, token=TOKEN)
-    assert stuck.wait(30)
+    assert stuck.wait(120)
     killed.process.wait()
-    time.sleep(0.2)
+    end = time.monotonic() + 120
+    while server.clients - others:  # what it had begun to send is still looked at
+        assert time.monotonic() < end
+        time.sleep(0.01)
     server.log = []
     assert server.commits(repo) == []
     assert worker.push(folder, repo).oid

@@ -62,6 +62,11 @@ class HubServer:
                     return fault
         return None
 
+    @property
+    def clients(self):
+        """Addresses of the connections that are served now."""
+        return set(self.httpd.clients)
+
     def repo(self, repo_id):
         return self.store.repo("model", repo_id)
 

@@ -42,6 +42,10 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
     hub = None
 
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.clients = set()  # addresses of the connections that are served now
+
     def handle_error(self, request, client_address):  # dropped connections are expected here
         if not isinstance(sys.exc_info()[1], (ConnectionError, Cut, TimeoutError)):
             super().handle_error(request, client_address)
@@ -52,6 +56,16 @@ class Transport(BaseHTTPRequestHandler):
     server_version = "hub-stand-in/1"
     timeout = 60
     wbufsize = 1 << 16
+
+    def setup(self):
+        self.server.clients.add(self.client_address)
+        super().setup()
+
+    def finish(self):
+        try:
+            super().finish()
+        finally:
+            self.server.clients.discard(self.client_address)
 
     def log_message(self, *args):
         pass

@@ -263,8 +263,8 @@ from t2n_hf.store.spill import Spill
 
 spill = Spill(sys.argv[1])
 kept = [spill.put(torch.ones(1 << 18)) for _ in range(3)]
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
 print("writing", flush=True)
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
 while True:
     kept.append(spill.put(torch.ones(1 << 18)))
     kept.pop(0)

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from tiny_archive import TEXT, logits_of, write_archive
 
 from t2n_hf.errors import TractError
+from t2n_hf.tract import runner as runner_module
 from t2n_hf.tract.runner import TensorSpec, TractRunner
 from t2n_hf.tract.version import available, require_tract, tract_version
 
@@ -166,7 +168,47 @@ def test_a_call_that_takes_too_long_is_ended(archive):
         assert runner._process.returncode is not None
 
 
-def test_closing_reaps_the_worker_and_may_be_repeated(archive):
+ENDING = """
+import os, time
+os.write(1, b"T2NF")
+os.close(1)
+time.sleep(0.3)
+os._exit(3)
+"""
+
+
+def test_a_worker_that_ends_in_the_middle_of_its_answer_is_waited_for(archive, monkeypatch):
+    monkeypatch.setattr(runner_module, "_BOOTSTRAP", ENDING)
+    with pytest.raises(TractError, match="ended with exit code 3 while loading"):
+        TractRunner(archive, timeout_s=60)
+
+
+def run_until_it_fails(runner, raised):
+    try:
+        while True:
+            runner.run({"input_ids": ids(1), **caches(0)})
+    except Exception as error:  # noqa: BLE001 - who asked looks at it
+        raised.append(error)
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["in the middle of a run", "at any moment"])
+def test_a_runner_that_is_closed_while_another_thread_runs_it_says_so(archive, monkeypatch, stopped):
+    monkeypatch.setattr(runner_module, "_GRACE_S", 0.3)
+    for _ in range(1 if stopped else 10):
+        runner, raised = TractRunner(archive, timeout_s=60), []
+        if stopped:
+            os.kill(runner._process.pid, signal.SIGSTOP)
+        thread = threading.Thread(target=run_until_it_fails, args=(runner, raised))
+        thread.start()
+        time.sleep(0.02)
+        runner.close()
+        thread.join(60)
+        assert [type(error) for error in raised] == [TractError]
+        assert "closed" in str(raised[0])
+
+
+def test_closing_reaps_the_worker_and_may_be_repeated(archive, monkeypatch):
+    monkeypatch.setattr(runner_module, "_GRACE_S", 60)
     runner = TractRunner(archive, timeout_s=60)
     runner.close()
     runner.close()
@@ -184,19 +226,21 @@ def test_a_forgotten_runner_ends_its_worker(archive):
 
 def test_a_worker_ends_with_its_parent(archive):
     code = f"""
-import os, time
+import os, sys
 from t2n_hf.tract.runner import TractRunner
 runner = TractRunner({str(archive)!r})
 print(runner._process.pid, flush=True)
-os.fork() or os.close(1) or time.sleep(20)
+os.fork() or os.close(1) or sys.stdin.read()
 os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
-    worker = Path("/proc") / done.stdout.strip()
-    deadline = time.monotonic() + 10
-    while worker.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not worker.exists()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as parent:
+        worker = Path("/proc") / parent.stdout.read().strip()
+        assert parent.wait(60) == 0
+        deadline = time.monotonic() + 60
+        while worker.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not worker.exists()  # though the parent's child, which has its end of the pipes, lives on
 
 
 def test_the_worker_imports_neither_torch_nor_transformers(runner):

@@ -34,7 +34,8 @@ class Worker:
     def check(self, entry: Entry, setting: str = "default", timeout_s: float = TIMEOUT_S) -> Outcome:
         """Check one model. A process that ends, or says nothing for `timeout_s`, is a failure of the model."""
         process = self._running()
-        timer = threading.Timer(timeout_s, process.kill)
+        expired = threading.Event()
+        timer = threading.Timer(timeout_s, lambda: (expired.set(), process.kill()))
         timer.start()
         try:
             assert process.stdin is not None
@@ -45,11 +46,10 @@ class Worker:
         except BrokenPipeError:
             answer = ""
         finally:
-            expired = not timer.is_alive()
             timer.cancel()
         if answer:
             return Outcome(**json.loads(answer))
-        note = f"no answer within {timeout_s:g} s" if expired else f"the process ended: {self._last_words()}"
+        note = f"no answer within {timeout_s:g} s" if expired.is_set() else f"the process ended: {self._last_words()}"
         self._end()
         return Outcome(name=entry.name, family=entry.family, status="failed", note=note)
 
