@@ -337,12 +337,12 @@ def test_a_weight_of_4_gib_is_refused_by_name_before_anything_is_read_or_written
     module = nn.Sequential(nn.Linear(4, 1 << 15, bias=False), nn.Linear(1, 1, bias=False))
     # 4 GiB in f32, of one value: whoever read it would notice.
     module[1].weight = nn.Parameter(torch.ones(1, 1).expand(1 << 15, 1 << 15), requires_grad=False)
-    started, told = time.monotonic(), []
+    started, told = time.process_time(), []
     options = {"check": False, "on_progress": lambda *now: told.append(now)}
     with pytest.raises(FormatError, match=r"1\.weight.*4 GiB|4 GiB.*1\.weight"):
         export_nnef(module, tmp_path / "out", example_args=(torch.zeros(1, 4),), **options)
     assert told == []
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
     assert os.listdir(tmp_path) == []
 
 

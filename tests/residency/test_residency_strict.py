@@ -138,7 +138,8 @@ def test_leases_taken_together_cannot_lock_two_threads_up():
     pool.close()
 
 
-def test_a_thread_that_holds_leases_goes_on_rather_than_wait():
+def test_a_thread_that_holds_leases_goes_on_rather_than_wait(monkeypatch):
+    monkeypatch.setattr(room, "_PATIENCE_S", 100)  # who waits is found to hang
     pool = strict(8)
     a, b, c, d = sources(4)
     both = threading.Barrier(2)
@@ -149,9 +150,7 @@ def test_a_thread_that_holds_leases_goes_on_rather_than_wait():
             with pool.acquire(inner):  # 12 or 16 bytes: nobody could go on otherwise
                 both.wait(20)
 
-    start = time.monotonic()
     run_threads(lambda: work(a, b), lambda: work(c, d))
-    assert time.monotonic() - start < 5
     assert pool.resident_bytes <= 8
     pool.close()
 
@@ -332,7 +331,7 @@ def test_a_prefetch_is_read_when_there_is_room():
     a, b = sources(2)
     with pool.acquire(a):
         handle = pool.prefetch(b)
-    for _ in range(200):
+    for _ in range(2000):
         if handle.done():
             break
         time.sleep(0.01)
