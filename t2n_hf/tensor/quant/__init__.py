@@ -1,8 +1,9 @@
 """Quantized tensors (8 bits or fewer) under schemes that torch has not.
 
-Classes that models are quantized to: `q4_0` (with `q4_0_blocks`, `q4_0_storage` and fast `kernels`), `q8_1` and
-`ternary`. What they share is in `packed_rows` and `packed_blocks`. `qtensor`, `scheme`, `compressors` (u8 values under
-any scheme) and `min_max` are what torch_to_nnef has for this: a new format needs none of them.
+Classes that models are quantized to: `q4_0` (with `q4_0_blocks`, `q4_0_storage` and fast `kernels`; C code in `native`
+and `native_quantize`), `q8_1` and `ternary`. What they share is in `packed_rows` and `packed_blocks`. `qtensor`,
+`scheme`, `compressors` (u8 values under any scheme) and `min_max` are what torch_to_nnef has for this: a new format
+needs none of them.
 """
 
 from t2n_hf.tensor.quant.compressors import BitPacking, U8Compressor, ZlibCompression

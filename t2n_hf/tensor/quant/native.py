@@ -1,4 +1,4 @@
-"""Optional native code: one C file of this package, compiled for this machine when it is first asked for, and kept.
+"""Optional native code: C files of this package, each compiled for this machine when it is first asked for, and kept.
 
 Nothing depends on it: where there is no compiler, or what it made gives other numbers than torch, there is a reason
 instead of a library, and everything is computed by torch.
@@ -17,15 +17,15 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["NativeDense", "cache_folder", "native_dense"]
+__all__ = ["MOST_THREADS", "NativeDense", "cache_folder", "native_dense", "native_library"]
 
-SOURCE: Final = Path(__file__).with_name("q4_0_dense.c")
+_DENSE: Final = Path(__file__).with_name("q4_0_dense.c")
 _COMPILERS: Final = ("cc", "gcc", "clang")
-# Numbers must be those of torch: no product may be fused with a sum.
-_OPTIONS: Final = ("-std=c11", "-O3", "-ffp-contract=off", "-fPIC", "-shared")
+# Numbers must be those of torch: no product may be fused with a sum. Nobody asks whether one overflowed.
+_OPTIONS: Final = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fPIC", "-shared")
 _TIMEOUT_S: Final = 120
-# It runs on one thread; with more than these, torch's own operators, which use all of them, are as fast.
-_MOST_THREADS: Final = 4
+MOST_THREADS: Final = 4
+"""The code runs on one thread; with more than these, torch's own operators, which use all of them, are as fast."""
 
 
 class NativeDense:
@@ -42,7 +42,7 @@ class NativeDense:
 
     def takes(self, dtype: torch.dtype) -> bool:
         """Say whether it gives values of `dtype`, and faster than torch with as many threads as there are now."""
-        return (torch.float16, dtype) in self._functions and torch.get_num_threads() <= _MOST_THREADS
+        return (torch.float16, dtype) in self._functions and torch.get_num_threads() <= MOST_THREADS
 
     def dense(self, packed: torch.Tensor, scales: torch.Tensor, rows: range, dtype: torch.dtype) -> torch.Tensor:
         """Give `rows` of the weight, which start at a group of rows and end anywhere: (rows, K), columns contiguous.
@@ -63,45 +63,50 @@ def cache_folder() -> Path:
 
 
 def native_dense(folder: Path | None = None) -> tuple[NativeDense | None, str]:
-    """Load the library, compiling it into `folder` (None: `cache_folder()`) unless it is there.
+    """Give the code that makes rows dense, and where it is, or None, and why there is none. See `native_library`."""
+    library, report = native_library(_DENSE, folder)
+    try:
+        return None if library is None else NativeDense(library), report
+    except AttributeError as error:
+        return None, f"AttributeError: {error}"
 
-    Returns it, or None, and where it is, or why there is none. Takes less than a second with a compiler, and next to
-    nothing from then on.
+
+def native_library(
+    source: Path, folder: Path | None = None, *, may_compile: bool = True
+) -> tuple[ctypes.CDLL | None, str]:
+    """Load what `source` is compiled to, compiling it into `folder` (None: `cache_folder()`) unless it is there.
+
+    Returns the library, or None, and where it is, or why there is none. Takes less than a second with a compiler, and
+    next to nothing from then on.
     """
     compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
     if sys.platform == "win32" or compiler is None:
         return None, f"no C compiler ({', '.join(_COMPILERS)}) is on the PATH"
     folder = folder or cache_folder()
-    path = folder / f"{SOURCE.stem}-{_key(compiler)}.so"
     try:
+        path = folder / f"{source.stem}-{_key(source, compiler)}.so"
         if not path.exists():
+            if not may_compile:
+                return None, f"{path} was not compiled yet"
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _compile(compiler, path)
+            _compile(compiler, source, path)
         for trusted in (folder, path):
             if not _is_ours(trusted):
                 return None, f"{trusted} belongs to, or can be written by, another user; remove it"
-        return NativeDense(ctypes.CDLL(str(path))), str(path)
+        return ctypes.CDLL(str(path)), str(path)
     except subprocess.CalledProcessError as error:
-        return None, f"{compiler} cannot compile {SOURCE.name}: {error.stderr.strip()[-300:]}"
-    except (OSError, AttributeError, subprocess.TimeoutExpired) as error:
+        return None, f"{compiler} cannot compile {source.name}: {error.stderr.strip()[-300:]}"
+    except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"{type(error).__name__}: {error}"
 
 
-def _key(compiler: str) -> str:
+def _key(source: Path, compiler: str) -> str:
     """Tell apart what may give other machine code: the source, the options, the compiler and the processor."""
     status = os.stat(compiler)
-    parts = (
-        SOURCE.read_bytes(),
-        *_OPTIONS,
-        os.path.realpath(compiler),
-        status.st_size,
-        status.st_mtime_ns,
-        _processor(),
-    )
-    digest = hashlib.sha256()
-    for part in (*parts, _processor()):
-        digest.update(part if isinstance(part, bytes) else str(part).encode())
-        digest.update(b"\0")
+    parts = (*_OPTIONS, os.path.realpath(compiler), status.st_size, status.st_mtime_ns, _processor())
+    digest = hashlib.sha256(source.read_bytes())
+    for part in parts:
+        digest.update(b"\0" + str(part).encode())
     return digest.hexdigest()[:16]
 
 
@@ -112,11 +117,11 @@ def _processor() -> str:
     return f"{platform.machine()} {platform.processor()} {flags}"
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: str, source: Path, path: Path) -> None:
     """Compile to a file beside `path`, then rename it: another process sees all of it or nothing."""
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         made = Path(scratch) / path.name
-        command = [compiler, *_OPTIONS, "-o", str(made), str(SOURCE)]
+        command = [compiler, *_OPTIONS, "-o", str(made), str(source)]
         # Not every compiler knows this word for every processor.
         native = subprocess.run(
             [*command, "-march=native"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

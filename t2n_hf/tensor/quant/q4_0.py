@@ -20,13 +20,13 @@ from t2n_hf.tensor.opaque import overriding_compute
 from t2n_hf.tensor.quant.compressors import U8Compressor
 from t2n_hf.tensor.quant.importance import checked_importance
 from t2n_hf.tensor.quant.kernels import Int4Kernel, KernelLayout, int4_kernel, int4_kernel_report, required_kernel
+from t2n_hf.tensor.quant.native_quantize import quickly_quantized_rows
 from t2n_hf.tensor.quant.packed_blocks import byte_chunks
 from t2n_hf.tensor.quant.packed_rows import PackedRows, demand_blocks, row_chunks, why_no_blocks
 from t2n_hf.tensor.quant.q4_0_blocks import (
     BLOCK_NBYTES,
     BLOCK_VALUES,
     blocks_from_quants,
-    quantize_rows,
     quants_of,
     scales_of,
 )
@@ -152,7 +152,7 @@ class QTensorTractScaleOnly(PackedRows, QTensorTract, WeightFormat):
         groups = tensor.shape[-1] // BLOCK_VALUES
         rows = tensor.detach().reshape(-1, tensor.shape[-1])
         if importance is None and tensor.device.type != "meta":
-            blocks = quantize_rows(rows, name)
+            blocks = quickly_quantized_rows(rows, name)
         else:
             blocks = torch.empty(rows.shape[0], groups, BLOCK_NBYTES, dtype=torch.uint8, device=tensor.device)
         if importance is not None and tensor.device.type != "meta":
