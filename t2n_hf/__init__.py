@@ -8,11 +8,16 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from t2n_hf.garbage import collection_paused
+from t2n_hf_command import only_help_follows
 
-with collection_paused():
-    from t2n_hf.hf.config import T2NConfig
-    from t2n_hf.hf.materialize import materialize
-    from t2n_hf.hf.quantizer import register
+# `python -m t2n_hf --help` runs this file first, and needs none of it.
+if not only_help_follows():
+    with collection_paused():
+        from t2n_hf.hf.config import T2NConfig
+        from t2n_hf.hf.materialize import materialize
+        from t2n_hf.hf.quantizer import register
+
+        register()
 
 if TYPE_CHECKING:
     from t2n_hf.export import export_nnef
@@ -72,6 +77,3 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name means
 def __dir__() -> list[str]:
     """List the public names, those not imported yet too."""
     return sorted({*globals(), *__all__})
-
-
-register()

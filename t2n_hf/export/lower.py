@@ -13,11 +13,12 @@ from t2n_hf.export.lowered import Lowered, MissingOp, WeightBinding, WeightForma
 from t2n_hf.export.lowering import Lowering
 from t2n_hf.nnef.versions import needs_of, version_key
 from t2n_hf.ops.attention import rope
-from t2n_hf.ops.emit import Emit, EmitOptions, module_of, source_line
+from t2n_hf.ops.emit import Emit, EmitOptions
 from t2n_hf.ops.plugins import OPS_GROUP, declared_emitters
 from t2n_hf.ops.recurrent import recurrent
 from t2n_hf.ops.table import EMITTERS, Emitter, EmitterTable
 from t2n_hf.ops.value import Value
+from t2n_hf.places import module_of, source_line
 from t2n_hf.trace.captured import Captured
 from t2n_hf.trace.passes.rope import ROPE_OP
 from t2n_hf.trace.pieces import LAYER_OP

@@ -169,11 +169,16 @@ def run_references(
                         lengths=lengths,
                         inputs={name: value.numpy() for name, value in given.items()},
                         fed_back=fed_back,
-                        outputs={name: value.numpy() for name, value in before.items()},
+                        outputs={name: _array(value) for name, value in before.items()},
                         ignored=maker.meaningless(lengths, before),
                     )
                 )
     return steps
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The values of a result; numpy has no bfloat16, and neither has tract."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def example_inputs(

@@ -1,9 +1,8 @@
 """The context that an emitter writes in: the builder, and what is known of the node of the captured graph."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import sympy
 import torch
@@ -18,12 +17,9 @@ from t2n_hf.ops.builder import Builder
 from t2n_hf.ops.dims import Shape, length_of, same
 from t2n_hf.ops.table import COMPLEX_EMITTERS, Emitter, EmitterTable, place_of
 from t2n_hf.ops.value import ComplexValue, Value, is_number
+from t2n_hf.places import module_of, python_name
 
-__all__ = ["Emit", "EmitOptions", "module_of", "python_name", "source_line"]
-
-_FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n\s*(?P<code>[^\n]*)')
-_TARGET: Final = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\s*,\s*[A-Za-z_]\w*)*(?:\s*:[^=]+)?\s*[-+*/@]?=(?!=)")
-_LIBRARY: Final = ("/torch/nn/", "/torch/functional.py", "/torch/_tensor.py")
+__all__ = ["Emit", "EmitOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,30 +258,3 @@ def _substituted(assign: Assign, old: str, new: str) -> Assign:
     results = tuple(new if result == old else result for result in assign.results)
     kwargs = {key: swap(value) for key, value in assign.kwargs.items()}
     return replace(assign, results=results, args=tuple(swap(arg) for arg in assign.args), kwargs=kwargs)
-
-
-def module_of(node: fx.Node) -> str:
-    """Name of the module that a node comes from, as the capture recorded it."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]) if stack else ""
-
-
-def source_line(node: fx.Node) -> str:
-    """`file:line: code` of the innermost line of a model, torch's own modules left out, that a node comes from."""
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    outside = [frame for frame in frames if not any(part in frame["file"] for part in _LIBRARY)]
-    if not frames:
-        return ""
-    frame = (outside or frames)[-1]
-    return f"{frame['file']}:{frame['line']}: {frame['code'].strip()}"
-
-
-def python_name(node: fx.Node) -> str:
-    """A name for a value: the variable it is assigned to in the model, its module, or its operator."""
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    if frames and not any(part in frames[-1]["file"] for part in _LIBRARY):
-        target = _TARGET.match(frames[-1]["code"].strip())
-        if target is not None and target["name"] != "_":
-            return target["name"]
-    module = module_of(node).rpartition(".")[2]
-    return module if module.isidentifier() else re.sub(r"_\d+$", "", node.name)

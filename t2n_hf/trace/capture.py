@@ -14,6 +14,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from t2n_hf.errors import CaptureError, ConfigError, T2NError
 from t2n_hf.trace.alike import inputs_restored
+from t2n_hf.trace.automatic_types import AutomaticTypesError
 from t2n_hf.trace.call_names import layer_calls_named
 from t2n_hf.trace.called_pieces import keep_called_pieces
 from t2n_hf.trace.capture_dispatch import capture_by_dispatch
@@ -26,6 +27,7 @@ from t2n_hf.trace.layers import PieceError
 from t2n_hf.trace.lengths import export_with_lengths
 from t2n_hf.trace.outline import outline_layers
 from t2n_hf.trace.passes import make_pure, simplify
+from t2n_hf.trace.passes.blocks import inline_blocks
 from t2n_hf.trace.passes.writes import refuse_kept_writes
 from t2n_hf.trace.pieces import PieceRecorder
 from t2n_hf.trace.rewrites import rewrites_used
@@ -94,6 +96,8 @@ def _capture_somehow(interface: Interface, flat: FlatInterface, layers: tuple[st
         try:
             captured = _capture_as(mode, interface, flat, layers)
             _refuse_reads(interface, captured)
+        except AutomaticTypesError:
+            raise
         except CaptureError as reason:
             notes.append(str(reason))
         else:
@@ -178,6 +182,7 @@ def _weight_namer(interface: Interface) -> Any:  # noqa: ANN401 - a function of 
 
 def _read_export(exported: torch.export.ExportedProgram, interface: Interface, flat: FlatInterface) -> Captured:
     signature, graph = exported.graph_signature, exported.graph
+    inline_blocks(exported.graph_module)
     weight_name = _weight_namer(interface)
     stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     lifted = signature.inputs_to_lifted_tensor_constants

@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 
+from t2n_hf.trace.automatic_types import refuse_automatic_types
 from t2n_hf.trace.lines import lines_noted
 from t2n_hf.trace.quick_results import quick_result
 from t2n_hf.trace.replay import Recording
@@ -90,6 +91,7 @@ class _Quick:
         self._length = fetch_sym_proxy(mode.tracer)
 
     def __call__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        refuse_automatic_types(func, args, kwargs or {}, self._tracer)
         plain = self._is_plain.get(func)
         if plain is None:
             plain = self._is_plain[func] = self._exact and func not in self._table and _is_plain(func)

@@ -37,7 +37,12 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> FakeTensor | None:
     if not _alike(tensors) or x.dim() < 2 or weight.dim() != 2 or (bias is not None and bias.dim() != 1):
         return None
     rows, columns = weight.shape
-    if not _same(x.shape[-1], columns) or (bias is not None and not _same(bias.shape[0], rows)):
+    # Of a length that might be 0 torch's steps say so in its own way.
+    if (
+        not isinstance(rows, int)
+        or not _same(x.shape[-1], columns)
+        or (bias is not None and not _same(bias.shape[0], rows))
+    ):
         return None
     return _made(x, (*x.shape[:-1], rows))
 

@@ -155,6 +155,8 @@ class _Replay:
         if func is _DEVICE:
             return func(*args, **(kwargs or {}))
         call = self._calls[self.place] if self.place < len(self._calls) else None
+        if torch._C._is_any_autocast_enabled():  # of which no trace goes on: a trace says what is wrong
+            self.refuse()
         if call is None or func is not call.func or not self._same((args, kwargs or {}), call.nodes):
             self.refuse()
         assert call is not None

@@ -58,6 +58,31 @@ def test_the_program_runs_commands_with_the_whole_package():
     assert "t2n_hf.q4_0.v1" in [row["tag"] for row in json.loads(done.stdout)]
 
 
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"]], ids=str)
+def test_the_package_run_as_a_module_helps_without_a_large_library(arguments):
+    command = [sys.executable, "-X", "importtime", "-m", "t2n_hf", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == (0 if arguments else 2)
+    asked = [f"t2n-hf {version('t2n-hf')}"] if "--version" in arguments else ["Usage: t2n-hf", *cli.COMMANDS]
+    assert all(text in done.stdout + done.stderr for text in asked)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time")}
+    assert "t2n_hf.cli.imports" in imported
+    assert not {"torch", "transformers", "numpy"} & imported
+
+
+def test_the_package_run_as_a_module_runs_commands():
+    done = subprocess.run([sys.executable, "-m", "t2n_hf", "plugins", "--json"], capture_output=True, text=True)
+    assert "t2n_hf.q4_0.v1" in [row["tag"] for row in json.loads(done.stdout)]
+
+
+def test_a_module_that_imports_the_package_before_it_is_found_has_all_of_it(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("from t2n_hf import T2NConfig")
+    (tmp_path / "mine" / "__main__.py").write_text("import mine\nprint(mine.T2NConfig.__name__)")
+    done = subprocess.run([sys.executable, "-m", "mine"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout == "T2NConfig\n", done.stderr
+
+
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_every_command_has_help(name, capsys):
     assert run(name, "--help") == 0

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import fx
 
-from t2n_hf.ops.emit import python_name, source_line
 from t2n_hf.ops.table import EMITTERS, EmitterTable
+from t2n_hf.places import python_name, source_line
 
 aten = torch.ops.aten
 
