@@ -93,22 +93,25 @@ def plan_weight(weight: Weight, target: InferenceTarget) -> PlannedWeight:
     stored = _stored_dtype(weight, target)
     header = _nothing(weight.shape, weight.format if weight.format in BLOCK_FORMATS else stored).header
     header.check(weight.name)
+    late = _late_content(weight) if weight.format in BLOCK_FORMATS else None
     return PlannedWeight(
         label=weight.label,
         name=weight.name,
         format=header.format,
         header=header,
         open=lambda scratch: _checked(_open(weight, stored, target, scratch), header, weight.name),
-        early=_opens_early(weight),
+        early=late is not None and late.is_kept,
     )
 
 
-def _opens_early(weight: Weight) -> bool:
+def _late_content(weight: Weight) -> LateContent | None:
+    """Give what is quantized when it is read, of a class that the exporter may write as it likes."""
     value = weight.value
     if not isinstance(value, OffloadedTensor) or not isinstance(value.source.content, LateContent):
-        return False
+        return None
     # A class with a way of its own was promised that no other state is in memory.
-    return weight.format in BLOCK_FORMATS and not _writes_its_own(value.inner_class)
+    owner: Any = value.inner_class
+    return value.source.content if weight.format == owner.EXPORT_FORMAT and not _writes_its_own(owner) else None
 
 
 def _writes_its_own(owner: Any) -> bool:  # noqa: ANN401 - a class with an offload state
@@ -143,7 +146,10 @@ def _checked(payload: Payload, header: DatHeader, name: str) -> Payload:
 def _open(weight: Weight, stored: str, target: InferenceTarget, scratch: Path) -> Payload:
     value = weight.value
     if weight.quantize_as is not None:
-        return _quantized(weight, weight.quantize_as, target)
+        return _in_pieces(weight, target, _quantized_groups(weight, weight.quantize_as))
+    late = _late_content(weight) if weight.format in BLOCK_FORMATS else None
+    if late is not None and not late.is_kept:
+        return _in_pieces(weight, target, late.packed_groups(_CHUNK_NBYTES))
     owner, state = _owner(_turned(value) if weight.format in BLOCK_FORMATS else value)
     if owner is not None and state is not None and weight.format == owner.EXPORT_FORMAT:
         return _by_owner(owner, state, weight, target, scratch)
@@ -192,17 +198,20 @@ def _file_chunks(path: Path) -> Iterator[Buffer]:
     path.unlink()
 
 
-def _quantized(weight: Weight, choice: Choice, target: InferenceTarget) -> Payload:
-    """Quantize some rows at a time: the blocks of a row do not depend on other rows."""
-    to = choice.format
-    assert to is not None
+def _in_pieces(weight: Weight, target: InferenceTarget, pieces: Iterable[Any]) -> Payload:
+    """Write packed rows, one group after another: the blocks of a row do not depend on other rows."""
 
     def chunks() -> Iterator[Buffer]:
-        for rows in _row_groups(weight.value, transposed=choice.transposed):
-            state = to.quantize(rows, dtype=torch.float32, name=weight.name).to_offload_state()  # type: ignore[attr-defined]
-            yield from to.dat_payload(state, target).chunks()
+        for piece in pieces:
+            yield from piece.dat_payload(piece.to_offload_state(), target).chunks()
 
     return _BLOCK_PAYLOADS[weight.format](weight.shape, chunks)
+
+
+def _quantized_groups(weight: Weight, choice: Choice) -> Iterator[torch.Tensor]:
+    assert choice.format is not None
+    for rows in _row_groups(weight.value, transposed=choice.transposed):
+        yield choice.format.quantize(rows, dtype=torch.float32, name=weight.name)
 
 
 def _row_groups(value: torch.Tensor, *, transposed: bool) -> Iterator[torch.Tensor]:

@@ -3,7 +3,8 @@
 Exporting reads each weight once, to write it: quantized any earlier it would be written to a spill and read back first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, cast, final
 
@@ -97,6 +98,11 @@ class LateContent:
         """Class of the value."""
         return cast(type[OpaqueTensor], self._choice.format)
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether what a read gives is kept for others, or was."""
+        return self._owner.keeps or self._kept is not None
+
     def read(self, device: torch.device) -> torch.Tensor:
         """Quantize all of it, or read what an earlier read kept.
 
@@ -104,24 +110,47 @@ class LateContent:
         """
         if self._kept is not None:
             return self._kept.read(device)
-        try:
+        with self._naming_all():
             packed = self.quantized()
-        except QuantizationError:
-            raise_first(self._owner.failures())
-            raise
         if self._owner.keeps:
             self._kept = spilled(packed, self._owner.spill_folder, self._name)
         return packed
 
+    def packed_groups(self, nbytes: int) -> Iterator[torch.Tensor]:
+        """Quantize some rows after others, so many at a time as take about `nbytes` in the file. Nothing is kept.
+
+        Raises as `read` does.
+        """
+        assert self._choice.format is not None
+        with self._naming_all():
+            for rows in self._row_groups(nbytes):
+                yield self._choice.format.quantize(rows, dtype=self._dtype, name=self._name)
+
+    @contextmanager
+    def _naming_all(self) -> Iterator[None]:
+        try:
+            yield
+        except QuantizationError:
+            raise_first(self._owner.failures())
+            raise
+
     def quantized(self) -> torch.Tensor:
         """Quantize all of it. Raises StorageError, and QuantizationError naming the weight."""
+        packer = ItemPacker(self._stored.shape[0], self._choice, dtype=self._dtype, name=self._name)
+        for rows in self._row_groups(_ROWS_NBYTES):
+            packer.add(rows)
+        return packer.finish("exact")
+
+    def _row_groups(self, nbytes: int) -> Iterator[torch.Tensor]:
+        """Give the rows that are to be quantized in order, so many at a time as take about `nbytes` in the file.
+
+        Raises StorageError.
+        """
         count = self._stored.shape[0]
-        step = max(1, _ROWS_NBYTES // (self._stored.nbytes // count))
-        packer = ItemPacker(count, self._choice, dtype=self._dtype, name=self._name)
+        step = max(1, nbytes // (self._stored.nbytes // count))
         for start in range(0, count, step):
             rows = self._stored.rows(start, min(start + step, count)).read()
-            packer.add(rows if self._rounded is None else rows.to(self._rounded))
-        return packer.finish("exact")
+            yield rows if self._rounded is None else rows.to(self._rounded)
 
     def failure(self) -> T2NError | None:
         """Quantize all of it, unless that was done, and give what goes wrong."""

@@ -9,10 +9,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from t2n_hf.errors import ConfigError, QuantizationError, StorageError
-from t2n_hf.export import export_nnef
+from t2n_hf.export import export_nnef, weights
 from t2n_hf.hf.late import LateContent
 from t2n_hf.hf.loading import load_checkpoint
 from t2n_hf.store.spill import Spill
+from t2n_hf.tensor import QTensorTractScaleOnly
 
 
 def damaged(folder, *names):
@@ -96,17 +97,35 @@ def test_a_loaded_model_is_not_told_where_to_spill(tmp_path):
 
 def test_an_export_quantizes_each_weight_once(tmp_path, monkeypatch):
     folder, read = models.saved(models.m1(), tmp_path), []
-    quantized = LateContent.quantized
-    monkeypatch.setattr(LateContent, "quantized", lambda self: read.append(self._name) or quantized(self))
+    groups = LateContent._row_groups
+    monkeypatch.setattr(LateContent, "_row_groups", lambda self, size: read.append(self._name) or groups(self, size))
     export_nnef(folder, tmp_path / "plain", check=False, weights="q4_0", embeddings="q4_0")
     assert len(read) == len(set(read)) == 15
+
+
+def test_a_large_matrix_is_never_packed_as_a_whole(tmp_path, monkeypatch):
+    folder, sizes = models.saved(models.m1(), tmp_path), []
+    monkeypatch.setattr(weights, "_CHUNK_NBYTES", 8 << 10)
+    quantize = QTensorTractScaleOnly.quantize.__func__
+
+    def measured(cls, tensor, **options):
+        sizes.append(tensor.nbytes)
+        return quantize(cls, tensor, **options)
+
+    monkeypatch.setattr(QTensorTractScaleOnly, "quantize", classmethod(measured))
+    options = {"weights": "q4_0", "embeddings": "q4_0"}
+    export_nnef(folder, tmp_path / "late", check=False, **options)
+    assert max(sizes) <= 8 << 10
+    monkeypatch.undo()
+    export_nnef(load_checkpoint(folder, **options), tmp_path / "early", check=False)
+    assert hashes(tmp_path / "late") == hashes(tmp_path / "early")
 
 
 @pytest.mark.tract
 def test_a_checked_export_quantizes_each_weight_once_and_compares_with_what_was_kept(tmp_path, monkeypatch):
     folder, read = models.saved(models.m1(), tmp_path), []
-    quantized = LateContent.quantized
-    monkeypatch.setattr(LateContent, "quantized", lambda self: read.append(self._name) or quantized(self))
+    groups = LateContent._row_groups
+    monkeypatch.setattr(LateContent, "_row_groups", lambda self, size: read.append(self._name) or groups(self, size))
     report = export_nnef(folder, tmp_path / "checked", weights="q4_0", embeddings="q4_0")
     assert report.check == "passed"
     assert len(read) == len(set(read)) == 15
