@@ -12,7 +12,8 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from t2n_hf.trace.direct_call import SeenCall, call_like, seen_call
+from t2n_hf.trace.direct_call import seen_call
+from t2n_hf.trace.late_calls import inputs_like
 
 __all__ = ["ALIKE_OP", "groups_of", "inputs_restored", "spread"]
 
@@ -50,15 +51,14 @@ def spread(firsts: Sequence[torch.Tensor], groups: Sequence[Sequence[int]]) -> l
     for first, (number, *others) in zip(firsts, groups, strict=True):
         tensors[number] = first
         if others:
-            tensors.update(zip(others, _like(first, len(others)), strict=True))
+            tensors.update(zip(others, _like(first, others), strict=True))
     return [tensors[number] for number in range(len(tensors))]
 
 
-def _like(first: torch.Tensor, count: int) -> list[torch.Tensor]:
+def _like(first: torch.Tensor, others: Sequence[int]) -> list[torch.Tensor]:
     # A call that nothing uses shows the tracer what comes of one.
-    one = seen_call(torch.ops.t2n_hf.alike(first, 1))
-    seen = SeenCall(one.tracer, one.results * count)
-    return call_like(seen, ALIKE_OP, (first, count)) or torch.ops.t2n_hf.alike(first, count)
+    seen = seen_call(torch.ops.t2n_hf.alike(first, 1)).repeated(len(others))
+    return inputs_like(seen, ALIKE_OP, first, others) or torch.ops.t2n_hf.alike(first, len(others))
 
 
 def inputs_restored(graph: fx.Graph, firsts: Sequence[fx.Node], groups: Sequence[Sequence[int]]) -> list[fx.Node]:

@@ -23,11 +23,13 @@ from t2n_hf.trace.fakes import canonical_names, fake_weights
 from t2n_hf.trace.flat import FlatInterface, dim_name, flatten_interface
 from t2n_hf.trace.inline_constants import name_inline_constants
 from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.late_calls import LateError
 from t2n_hf.trace.layers import PieceError
 from t2n_hf.trace.lengths import export_with_lengths
 from t2n_hf.trace.outline import outline_layers
 from t2n_hf.trace.passes import make_pure, simplify
 from t2n_hf.trace.passes.blocks import inline_blocks
+from t2n_hf.trace.passes.outs import copy_outs
 from t2n_hf.trace.passes.writes import refuse_kept_writes
 from t2n_hf.trace.pieces import PieceRecorder
 from t2n_hf.trace.rewrites import rewrites_used
@@ -117,10 +119,17 @@ def _refuse_reads(interface: Interface, captured: Captured) -> None:
 
 
 def _capture_pieces(interface: Interface, flat: FlatInterface, layers: tuple[str, ...]) -> Captured:
-    recorder = PieceRecorder(flat.module, layers, _weight_namer(interface))
+    try:
+        return _capture_calls(interface, flat, layers, late=True)
+    except LateError:
+        return _capture_calls(interface, flat, layers, late=False)
+
+
+def _capture_calls(interface: Interface, flat: FlatInterface, layers: tuple[str, ...], *, late: bool) -> Captured:
+    recorder = PieceRecorder(flat.module, layers, _weight_namer(interface), late)
     with recorder.recording():
         exported = _export(flat, interface.asserts)
-    captured = _read_export(exported, interface, flat)
+    captured = _read_export(exported, interface, flat, recorder)
     keep_called_pieces(captured, recorder)
     return captured
 
@@ -180,9 +189,15 @@ def _weight_namer(interface: Interface) -> Any:  # noqa: ANN401 - a function of 
     return name
 
 
-def _read_export(exported: torch.export.ExportedProgram, interface: Interface, flat: FlatInterface) -> Captured:
+def _read_export(
+    exported: torch.export.ExportedProgram,
+    interface: Interface,
+    flat: FlatInterface,
+    recorder: PieceRecorder | None = None,
+) -> Captured:
     signature, graph = exported.graph_signature, exported.graph
     inline_blocks(exported.graph_module)
+    copy_outs(graph)
     weight_name = _weight_namer(interface)
     stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     lifted = signature.inputs_to_lifted_tensor_constants
@@ -198,6 +213,8 @@ def _read_export(exported: torch.export.ExportedProgram, interface: Interface, f
         else:
             constants[node], names[node] = values[name], weight_name(name)
     inputs = inputs_restored(graph, inputs, flat.groups)
+    if recorder is not None:
+        recorder.late_calls_restored(graph, inputs)
     refuse_kept_writes(graph, {**weights, **names})
     results = next(node for node in graph.nodes if node.op == "output").args[0]
     return Captured(

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from t2n_hf.errors import CaptureError, ConfigError
 from t2n_hf.trace.alike import groups_of, spread
 from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.late_calls import outputs_left_out
 from t2n_hf.trace.quick_proxies import quick_proxies
 from t2n_hf.trace.recurrent import RecurrentLayersKept
 from t2n_hf.trace.swap import buffers_watched
@@ -78,7 +79,7 @@ class FlatModule(nn.Module):
             raise CaptureError(
                 f"the module returns {len(results)} tensors, the interface names {self._expected} outputs"
             )
-        return tuple(results)
+        return tuple(outputs_left_out(results))
 
 
 def _shared_dims(dims: Mapping[int, Any]) -> list[list[tuple[int, int]]]:

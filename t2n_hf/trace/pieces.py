@@ -2,22 +2,24 @@
 
 While the model is traced, its layers are replaced by stand-ins. A stand-in binds its arguments as the layer would,
 finds a kind that is equal to it in everything that a trace depends on, or traces the layer there and then, on the very
-fake tensors that the model passes it. So a piece has the symbols of the model, and a layer costs one call. The second
-layer of a kind is traced as well: its graph must be the same.
+fake tensors that the model passes it. So a piece has the symbols of the model, and a layer costs one call, which
+torch.export sees for the first layer of a kind only (`late_calls`). The second one is traced as well: its graph must be
+the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._dynamo import config as dynamo_config
 
 from t2n_hf.trace.captured import Piece, PieceCall
-from t2n_hf.trace.direct_call import SeenCall, call_like, seen_call
+from t2n_hf.trace.direct_call import SeenCall, seen_call, traced_by
+from t2n_hf.trace.late_calls import LateCalls
 from t2n_hf.trace.layers import Arguments, bind, describe_layer, layer_index, may_count, piece_name, shape_of
 from t2n_hf.trace.same_graph import describe_piece
 from t2n_hf.trace.tracing import TracedLayer, is_repeated, trace_layer
@@ -95,16 +97,19 @@ class PieceRecorder:
         module: the module that is traced.
         layers: names of its ModuleLists of layers.
         name_weight: gives a module's name among the weights from its name inside `module`.
+        late: keep calls beside the graph while torch.export works on it, where that can be.
     """
 
     module: nn.Module
     layers: tuple[str, ...]
     name_weight: Callable[[str], str]
+    late: bool = True
     calls: dict[int, PieceCall] = field(default_factory=dict)
     _kinds: list[_Kind] = field(default_factory=list)
     _results: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     _compared: set[int] = field(default_factory=set)
     _called_first: dict[int, SeenCall] = field(default_factory=dict)
+    _late: LateCalls | None = None
 
     @property
     def pieces(self) -> list[Piece]:
@@ -154,13 +159,25 @@ class PieceRecorder:
         return traced.rebuild(results, inputs, arguments)
 
     def _called(self, number: int, call: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Put a call of this kind into the graph: the first one as torch does it, the others like it."""
+        """Call this kind: the first time it is put into the graph as torch does it, later ones are like that."""
         known = self._called_first.get(number)
-        results = None if known is None else call_like(known, LAYER_OP, (call, tensors))
+        results = None if known is None else self._called_later(known, call, tensors)
         if results is None:
             results = torch.ops.t2n_hf.layer(call, tensors)
             self._called_first[number] = seen_call(results)
         return results
+
+    def _called_later(self, known: SeenCall, call: int, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        if not self.late or known.tracer is None or not known.is_fake or known.tracer is not traced_by():
+            return None
+        if self._late is None or self._late.tracer is not known.tracer:
+            self._late = LateCalls(known.tracer, 0 if self._late is None else self._late.next)
+        return self._late.call(known, LAYER_OP, call, tensors)
+
+    def late_calls_restored(self, graph: fx.Graph, inputs: Sequence[fx.Node]) -> None:
+        """Put the calls into the graph that were kept beside it. Raises LateError when it has no place for them."""
+        if self._late is not None:
+            self._late.restored(graph, inputs)
 
     def _kind_of(
         self,

@@ -1,15 +1,13 @@
-import operator
-
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_impls import fast_detach
 from torch.export import Dim
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_slot, make_fx
 
 from t2n_hf.trace.alike import ALIKE_OP
 from t2n_hf.trace.capture import capture
-from t2n_hf.trace.direct_call import call_like, seen_call
+from t2n_hf.trace.direct_call import seen_call, traced_by
 from t2n_hf.trace.interface import Interface
 
 
@@ -17,49 +15,26 @@ def traced(function, *tensors):
     return make_fx(function, tracing_mode="symbolic")(*tensors).graph
 
 
-def test_a_call_recorded_directly_is_the_node_that_a_dispatched_one_is():
-    def forward(x, y):
-        first = ALIKE_OP(x, 2)
-        second = call_like(seen_call(first), ALIKE_OP, (y, 2))
-        return first[1] + second[0].shape[0], second[1].t() @ second[0]
-
-    graph = traced(forward, torch.zeros(3, 2), torch.zeros(3, 2))
-    dispatched, direct = [node for node in graph.nodes if node.target is ALIKE_OP]
-    assert [node.args[0].name for node in (dispatched, direct)] == ["x_1", "y_1"]
-    items = [node for node in direct.users if node.target is operator.getitem]
-    assert [node.args[1] for node in items] == [0, 1]
-    assert str(direct.meta["val"][0].shape) == str(dispatched.meta["val"][0].shape) == str(items[0].meta["val"].shape)
-    product = next(node for node in graph.nodes if node.target is torch.ops.aten.mm.default)
-    assert {source for node in product.all_input_nodes for source in (node, *node.all_input_nodes)} >= set(items)
-
-
-def test_results_of_direct_calls_are_tensors_of_their_own():
+def test_tensors_like_results_are_what_a_detached_copy_is_and_nobody_knows_them():
     def forward(x):
-        seen = seen_call(ALIKE_OP(x, 1))
-        one, two = (call_like(seen, ALIKE_OP, (x, 1))[0] for _ in range(2))
-        assert one is not two
-        return one - two
-
-    graph = traced(forward, torch.zeros(3))
-    left, right = next(node for node in graph.nodes if node.target is torch.ops.aten.sub.Tensor).args
-    assert left.args[0] is not right.args[0]
-
-
-def test_what_the_tracer_does_not_know_goes_through_the_dispatcher():
-    with FakeTensorMode():
-        outside = torch.empty(3)
-    kept = []
-
-    def forward(x):
-        kept.append(seen_call(ALIKE_OP(x, 1)))
-        assert call_like(kept[-1], ALIKE_OP, (outside, 1)) is None
-        assert call_like(kept[0], ALIKE_OP, (x, 1)) is None or len(kept) == 1
+        seen = seen_call(ALIKE_OP(x, 2))
+        assert seen.tracer is traced_by()
+        for like, fresh in zip(seen.results, seen.fresh(), strict=True):
+            copy = fast_detach(like.fake_mode, like)
+            assert type(fresh) is type(copy)
+            assert fresh is not like
+            assert (fresh.shape, fresh.dtype, fresh.device) == (copy.shape, copy.dtype, copy.device)
+            assert (fresh.stride(), fresh.requires_grad, vars(fresh)) == (copy.stride(), False, vars(copy))
+            assert get_proxy_slot(fresh, seen.tracer, None) is None
+        assert len({id(tensor) for tensor in (*seen.fresh(), *seen.repeated(3).fresh())}) == 8
         return x + 1
 
-    traced(forward, torch.zeros(3))
-    traced(forward, torch.zeros(3))
-    assert len(kept) == 2
-    assert call_like(kept[0], ALIKE_OP, (outside, 1)) is None
+    traced(forward, torch.zeros(3, 2))
+
+
+def test_results_with_values_are_no_pattern_for_others():
+    assert not seen_call([torch.zeros(3)]).is_fake
+    assert traced_by() is None
 
 
 class Layer(nn.Module):
