@@ -412,12 +412,12 @@ def test_what_runs_in_another_thread_is_not_taken_for_left_over(tmp_path):
 
     def stay(module, args, output):
         inside.set()
-        assert goes_on.wait(20)
+        assert goes_on.wait(60)
 
     handle = model.lm_head.register_forward_hook(stay, prepend=True)
     first = threading.Thread(target=logits, args=(model,))
     first.start()
-    assert inside.wait(20)
+    assert inside.wait(60)
     pool = leases_of(model).pool
     second = threading.Thread(target=lambda: model.model.layers[0].mlp.up_proj(torch.ones(1, 64)))
     second.start()
@@ -425,8 +425,8 @@ def test_what_runs_in_another_thread_is_not_taken_for_left_over(tmp_path):
     assert second.is_alive()  # it waits for the room that the first one uses
     assert pool.lease_count == 1
     goes_on.set()
-    first.join(20)
-    second.join(20)
+    first.join(60)
+    second.join(60)
     handle.remove()
     assert pool.peak_bytes <= 66_000
     leases_of(model).detach(model)

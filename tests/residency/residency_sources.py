@@ -26,7 +26,7 @@ class CountingSource:
         self.most_at_once = max(self.most_at_once, self.reading)
         try:
             if self.gate is not None:
-                assert self.gate.wait(20)
+                assert self.gate.wait(60)
             if self.failures:
                 self.failures -= 1
                 raise StorageError(f"weights.safetensors: tensor {self.key!r} is truncated")
@@ -101,9 +101,9 @@ def holding(pool, source, until):
     def hold():
         with pool.acquire(source):
             holds.set()
-            assert until.wait(20)
+            assert until.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert holds.wait(20)
+    assert holds.wait(60)
     return thread

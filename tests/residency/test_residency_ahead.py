@@ -152,7 +152,7 @@ def test_what_is_queued_is_taken_back_when_its_room_is_needed_now():
     slow.gate = gate
     slow.started.clear()
     with pool.acquire(weights[0]):  # one byte range is read slowly, the next one waits for it
-        assert slow.started.wait(10)
+        assert slow.started.wait(60)
         other = CountingSource("other", 4, fill=77)
         reads = queued.reads
         with pool.acquire(other) as value:

@@ -47,8 +47,8 @@ def test_a_lease_waits_for_another_when_what_is_pinned_leaves_no_room_for_both()
     with pool.acquire(a):
         thread = started(lambda: (use(pool, b), opened.set()))
         assert not opened.wait(0.2)
-    assert opened.wait(20)
-    thread.join(20)
+    assert opened.wait(60)
+    thread.join(60)
     assert pool.peak_bytes == 12
     pool.close()
 
@@ -63,7 +63,7 @@ def test_room_is_kept_for_a_pinned_value_that_has_to_be_read_again():
         thread = started(lambda: use(pool, b))
         thread.join(0.2)
         assert thread.is_alive()
-    thread.join(20)
+    thread.join(60)
     assert pool.peak_bytes == 12
     pool.close()
 
@@ -112,15 +112,15 @@ def test_a_value_that_can_pass_is_loaded_for_a_lease():
 def test_what_passes_is_waited_for_by(what):
     pool, _weights, source = passing()
     inside, go_on = threading.Event(), threading.Event()
-    thread = started(lambda: pool.stream(source, CPU, lambda rows: (inside.set(), go_on.wait(20))))
-    assert inside.wait(20)
+    thread = started(lambda: pool.stream(source, CPU, lambda rows: (inside.set(), go_on.wait(60))))
+    assert inside.wait(60)
     large = CountingSource("large", 320)
     other = started(lambda: use(pool, large) if what == "a lease" else pool.close())
     other.join(0.3)
     assert other.is_alive()
     go_on.set()
-    other.join(20)
-    thread.join(20)
+    other.join(60)
+    thread.join(60)
     assert not other.is_alive()
     assert pool.peak_bytes <= 320
     pool.close()
@@ -157,14 +157,14 @@ def test_a_value_that_is_stored_during_a_write_back_is_what_others_get(way):
     with pool.acquire(source, mode="read_write") as value:
         value.fill_(1)
     begun, go_on = threading.Event(), threading.Event()
-    source.replace = lambda value, version: (begun.set(), go_on.wait(20), None)[2]
+    source.replace = lambda value, version: (begun.set(), go_on.wait(60), None)[2]
     thread = started(pool.flush)
-    assert begun.wait(20)
+    assert begun.wait(60)
     source.store(torch.full((1,), 2.0))
     threading.Timer(0.1, go_on.set).start()
     ways = {"resolve": pool.resolve, "prefetch": lambda source: pool.prefetch(source).wait()}
     assert ways.get(way, lambda source: use(pool, source))(source).item() == 2
-    thread.join(20)
+    thread.join(60)
     pool.close()
 
 
@@ -212,7 +212,7 @@ def test_a_handle_that_no_worker_serves_is_not_waited_for_when_the_pool_has_clos
             handle.wait()
         refused.append(1)
 
-    started(wait).join(20)
+    started(wait).join(60)
     assert refused
 
 
@@ -264,7 +264,7 @@ def test_workers_end_though_each_others_work_kept_them_from_looking():
     finally:
         sys.setswitchinterval(interval)
     ending = started(workers.close)
-    ending.join(20)
+    ending.join(60)
     assert not ending.is_alive()
     assert len(taken) == 24
 
@@ -278,12 +278,12 @@ def test_what_is_queued_behind_a_load_that_exits_is_loaded():
     pool, exiting, source = TensorResidencyPool(), Exiting("e"), CountingSource("w")
     exiting.gate = threading.Event()
     failing, handle = pool.prefetch(exiting), pool.prefetch(source)
-    assert exiting.started.wait(20)
+    assert exiting.started.wait(60)
     exiting.gate.set()
     with pytest.raises(SystemExit):
         failing.wait()
     flushing = started(pool.flush)
-    flushing.join(20)
+    flushing.join(60)
     assert not flushing.is_alive()
     assert handle.wait().numel() == 4
     pool.close()
@@ -311,8 +311,8 @@ def test_a_forked_child_closes_a_pool_of_which_another_thread_has_a_lease(option
     pool = TensorResidencyPool(8, **options)
     a, b = sources(2)
     lease, opened, done = pool.acquire(a), threading.Event(), threading.Event()
-    thread = started(lambda: (lease.open(), opened.set(), done.wait(20), lease.release()))
-    assert opened.wait(20)
+    thread = started(lambda: (lease.open(), opened.set(), done.wait(60), lease.release()))
+    assert opened.wait(60)
 
     def child_does():
         with pool.acquire(b), suppress(ResidencyError):
@@ -325,7 +325,7 @@ def test_a_forked_child_closes_a_pool_of_which_another_thread_has_a_lease(option
     assert ends_well(child_does)
     assert pool.lease_count == 1
     done.set()
-    thread.join(20)
+    thread.join(60)
     pool.close()
 
 
@@ -335,7 +335,7 @@ def test_a_forked_child_does_not_wait_for_the_stale_load_of_another_thread():
     pool, source = TensorResidencyPool(), CountingSource("a", fill=5)
     source.version, source.gate = 0, threading.Event()
     handle = pool.prefetch(source)
-    assert source.started.wait(20)
+    assert source.started.wait(60)
     source.version = 1
     assert not pool.is_resident(source)
 
@@ -368,7 +368,7 @@ def test_threads_that_fork_at_once_hold_the_pools_for_one_fork_each(monkeypatch)
     monkeypatch.setattr(forking, "_TOLD", {held := Held()})
 
     def fork_after():
-        assert first.wait(20)
+        assert first.wait(60)
         forking._before()
         second.set()
         time.sleep(0.1)
@@ -378,7 +378,7 @@ def test_threads_that_fork_at_once_hold_the_pools_for_one_fork_each(monkeypatch)
     thread = started(fork_after)
     forking._before()
     forking._in_parent()
-    thread.join(20)
+    thread.join(60)
     assert seen == [True]
 
 

@@ -89,7 +89,7 @@ def test_wherever_an_interrupt_comes_others_go_on(does):
         others = lambda pool=pool, a=a, b=b: (use(pool, a), use(pool, b), pool.flush(), pool.evict(b))  # noqa: E731
         thread = threading.Thread(target=others, daemon=True)
         thread.start()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), where
         assert a.stored.tolist() == [at, at], where
         assert (pool.lease_count, pool.peak_bytes) == (0, 8), where

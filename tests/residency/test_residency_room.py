@@ -28,9 +28,9 @@ def test_a_claim_and_a_worker_put_bytes_aside_for_a_value_once(monkeypatch):
         value.fill_(1)
     use(pool, clean)
     begun, gate, store, load_missing = threading.Event(), threading.Event(), changed.store, Claims.load_missing
-    changed.store = lambda value: (begun.set(), gate.wait(20), store(value))
+    changed.store = lambda value: (begun.set(), gate.wait(60), store(value))
     handle = pool.prefetch(wanted)
-    assert begun.wait(20)
+    assert begun.wait(60)
 
     def after_the_worker(self, claim, missing):
         gate.set()
@@ -55,7 +55,7 @@ def test_a_lease_of_a_newer_value_waits_for_room_beside_the_stale_one():
     wait_until(lambda: pool._room._asleep or not thread.is_alive())
     done.set()
     for one in (*holders, thread):
-        one.join(20)
+        one.join(60)
     assert pool.peak_bytes == 8
     pool.close()
 
@@ -65,7 +65,7 @@ def test_a_value_that_is_prefetched_before_it_is_read_ahead_keeps_no_room_from_l
     slow, ahead, leased = sources(3)
     slow.gate = threading.Event()
     handles = [pool.prefetch(slow)]
-    assert slow.started.wait(20)
+    assert slow.started.wait(60)
     with pool._room.lock:
         pool._ahead._queue((ahead.key, torch.device("cpu")), ahead, 0)
     handles.append(pool.prefetch(ahead))
@@ -81,7 +81,7 @@ def test_room_for_what_was_skipped_before_it_is_read_ahead_is_given_back(monkeyp
     slow, ahead, leased = sources(3)
     slow.gate = threading.Event()
     handle = pool.prefetch(slow)
-    assert slow.started.wait(20)
+    assert slow.started.wait(60)
     with pool._room.lock:
         pool._ahead._queue((ahead.key, torch.device("cpu")), ahead, 0)
     monkeypatch.setattr(pool._table.policy, "distance", lambda key: 5)

@@ -45,7 +45,7 @@ class SteppingSource:
         self.pieces += 1
         self.reading.set()
         if self.gate is not None:
-            assert self.gate.wait(20)
+            assert self.gate.wait(60)
         if self.failures:
             self.failures -= 1
             raise StorageError("weights.safetensors is truncated")
@@ -112,7 +112,7 @@ def test_pieces_are_read_before_they_are_asked_for_and_each_only_once():
         source.pieces = 0
         source.reading.clear()
     pass_over(pool, sources)
-    assert passing[0].reading.wait(20)  # for the next pass
+    assert passing[0].reading.wait(60)  # for the next pass
     pass_over(pool, sources)
     # What was read ahead of the first pass and of a third one is in the slots.
     assert abs(sum(source.pieces for source in passing) - 2 * PIECES * len(passing)) <= 4
@@ -153,7 +153,7 @@ def test_a_value_that_changed_after_it_was_read_ahead_is_read_again():
     changed = next(source for source in sources if not pool.is_resident(source))
     changed.reading.clear()
     pass_over(pool, sources)
-    changed.reading.wait(20)
+    changed.reading.wait(60)
     changed.values = changed.values + 1
     changed.version += 1
     pass_over(pool, sources)
@@ -212,7 +212,7 @@ def test_new_slots_do_not_wait_for_a_read_into_older_ones():
     slow.gate = threading.Event()
     slow.reading.clear()
     pass_over(pool, sources[: sources.index(slow)])
-    assert slow.reading.wait(20)  # the thread of the stream is in the middle of it
+    assert slow.reading.wait(60)  # the thread of the stream is in the middle of it
     with pool._room.lock:
         assert pool._stream.give_up()
     timer = threading.Timer(10, slow.gate.set)
@@ -249,7 +249,7 @@ def test_a_slow_read_that_was_given_up_does_not_spoil_what_follows():
         slow.gate = threading.Event()
         slow.reading.clear()
         assert torch.equal(used(pool, passing[0]), passing[0].values)
-        assert slow.reading.wait(20)  # the thread of the stream is in the middle of it
+        assert slow.reading.wait(60)  # the thread of the stream is in the middle of it
         timer = threading.Timer(0.02, slow.gate.set)
         timer.start()
         pass_over(pool, passing[2:])

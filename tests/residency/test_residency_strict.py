@@ -74,8 +74,8 @@ def test_a_lease_waits_for_the_room_that_another_thread_has():
     assert not opened
     assert b.reads == 0
     done.set()
-    waiter.join(20)
-    thread.join(20)
+    waiter.join(60)
+    thread.join(60)
     assert len(opened) == 1
     assert pool.peak_bytes == 6
     pool.close()
@@ -91,17 +91,17 @@ def test_who_holds_a_lease_waits_for_a_read_that_has_room_and_is_about_to_begin(
     def late(self, entry, source):
         if source is a:
             about.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
         return read(self, entry, source)
 
     monkeypatch.setattr(Loading, "_read_into", late)
     resolving = threading.Thread(target=lambda: pool.resolve(a) if way == "resolve" else pool.prefetch(a).wait())
     resolving.start()
-    assert about.wait(20)
+    assert about.wait(60)
     threading.Timer(0.2, go_on.set).start()
     with pool.acquire(c), pool.acquire(b) as value:
         assert value.numel()
-    resolving.join(20)
+    resolving.join(60)
     assert pool.peak_bytes == 10
     pool.close()
 
@@ -120,7 +120,7 @@ def test_two_threads_that_share_a_value_do_not_wait_for_each_other():
     thread = holding(pool, a, done)
     assert use(pool, a) is not None
     done.set()
-    thread.join(20)
+    thread.join(60)
     pool.close()
 
 
@@ -146,9 +146,9 @@ def test_a_thread_that_holds_leases_goes_on_rather_than_wait(monkeypatch):
 
     def work(outer, inner):
         with pool.acquire(outer):
-            both.wait(20)
+            both.wait(60)
             with pool.acquire(inner):  # 12 or 16 bytes: nobody could go on otherwise
-                both.wait(20)
+                both.wait(60)
 
     run_threads(lambda: work(a, b), lambda: work(c, d))
     assert pool.resident_bytes <= 8
@@ -206,8 +206,8 @@ def test_a_value_larger_than_the_budget_is_loaded_when_nobody_else_holds_any():
     time.sleep(0.1)
     assert not opened
     done.set()
-    waiter.join(20)
-    thread.join(20)
+    waiter.join(60)
+    thread.join(60)
     assert opened == [100]
     assert pool.resident_bytes == 0
     pool.close()
@@ -231,14 +231,14 @@ def test_whoever_waits_asks_for_what_is_left_over_to_be_released():
     a, b = sources(2)
     opened, done = threading.Event(), threading.Event()
     left = pool.acquire(a)
-    thread = threading.Thread(target=lambda: (left.open(), opened.set(), done.wait(20)))
+    thread = threading.Thread(target=lambda: (left.open(), opened.set(), done.wait(60)))
     thread.start()
-    assert opened.wait(20)
+    assert opened.wait(60)
     pool.call_before_wait(left.release)
     assert use(pool, b) is not None
     assert pool.peak_bytes == 4
     done.set()
-    thread.join(20)
+    thread.join(60)
     pool.close()
 
 
@@ -249,7 +249,7 @@ def test_nobody_waits_for_ever_for_a_thread_that_waits_for_him(monkeypatch):
     with pool.acquire(a):
         helper = threading.Thread(target=lambda: use(pool, b))
         helper.start()
-        helper.join(20)
+        helper.join(60)
         assert not helper.is_alive()
     pool.close()
 
@@ -292,7 +292,7 @@ def test_an_interrupted_wait_leaves_nothing_behind():
     pool.call_before_wait(None)
     assert pool.lease_count == 1
     done.set()
-    thread.join(20)
+    thread.join(60)
     assert use(pool, b) is not None
     assert pool.used_bytes == 4
     pool.close()
@@ -353,7 +353,7 @@ def test_a_forked_child_goes_on_without_the_loads_and_leases_of_other_threads():
     slow.gate, done = threading.Event(), threading.Event()
     thread = holding(pool, a, done)
     handle = pool.prefetch(slow)
-    assert slow.started.wait(20)
+    assert slow.started.wait(60)
     child = os.fork()
     if child == 0:
         slow.gate = None
@@ -364,7 +364,7 @@ def test_a_forked_child_goes_on_without_the_loads_and_leases_of_other_threads():
     assert os.waitpid(child, 0)[1] == 0
     assert handle.wait().unique().tolist() == [1]
     done.set()
-    thread.join(20)
+    thread.join(60)
     pool.close()
 
 

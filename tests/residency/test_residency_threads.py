@@ -23,12 +23,12 @@ def test_a_second_thread_waits_for_a_value_that_is_being_loaded():
     readers = [threading.Thread(target=lambda: seen.append(use(pool, source))) for _ in range(4)]
     for reader in readers:
         reader.start()
-    assert source.started.wait(10)
+    assert source.started.wait(60)
     # Another value can be loaded meanwhile: nothing is read under the lock.
     assert use(pool, CountingSource("other")) is not None
     source.gate.set()
     for reader in readers:
-        reader.join(10)
+        reader.join(60)
     assert source.reads == 1
     assert len(seen) == 4
     assert all(value is seen[0] for value in seen)
@@ -66,7 +66,7 @@ def test_a_waiter_reads_again_when_the_load_he_waited_for_fails():
     (source,) = sources(1)
     source.failures, source.gate = 1, threading.Event()
     handle = pool.prefetch(source)
-    assert source.started.wait(10)
+    assert source.started.wait(60)
     timer = threading.Timer(0.05, source.gate.set)
     timer.start()
     assert use(pool, source) is not None
@@ -195,7 +195,7 @@ def test_evict_waits_for_a_load_in_progress():
     (source,) = sources(1)
     source.gate = threading.Event()
     pool.prefetch(source)
-    assert source.started.wait(10)
+    assert source.started.wait(60)
     threading.Timer(0.02, source.gate.set).start()
     pool.evict(source)
     assert not pool.is_resident(source)
@@ -223,18 +223,18 @@ def test_a_forked_child_stores_what_another_thread_was_writing_back():
     with pool.acquire(source, mode="read_write") as value:
         value.fill_(1)
     begun, gate, store = threading.Event(), threading.Event(), source.store
-    source.store = lambda value: (begun.set(), gate.wait(20), store(value))
+    source.store = lambda value: (begun.set(), gate.wait(60), store(value))
     thread = threading.Thread(target=pool.flush)
     thread.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     child = os.fork()
     if child == 0:
-        signal.alarm(10)  # a child that hangs is ended
+        signal.alarm(60)  # a child that hangs is ended
         gate.set()
         pool.close()
         os._exit(0 if source.stored.item() == 1 else 1)
     gate.set()
-    thread.join(20)
+    thread.join(60)
     assert os.waitpid(child, 0)[1] == 0
     pool.close()
 
@@ -246,14 +246,14 @@ def test_a_forked_child_has_no_room_put_aside_for_an_overtaken_load_of_another_t
     source.version, source.gate = 0, threading.Event()
     thread = threading.Thread(target=pool.resolve, args=(source,))
     thread.start()
-    assert source.started.wait(20)
+    assert source.started.wait(60)
     source.version = 1
     assert not pool.is_resident(source)
     child = os.fork()
     if child == 0:
         os._exit(0 if pool.used_bytes == 0 else 1)
     source.gate.set()
-    thread.join(20)
+    thread.join(60)
     assert os.waitpid(child, 0)[1] == 0
     pool.close()
 
@@ -268,7 +268,7 @@ def test_what_no_worker_could_be_started_for_is_not_waited_for(end, monkeypatch)
     handle = pool.prefetch(source)
     ending = threading.Thread(target=end, args=(pool, source), daemon=True)
     ending.start()
-    ending.join(5)
+    ending.join(60)
     assert not ending.is_alive()
     assert handle.wait().unique().tolist() == [3]
     pool.close()

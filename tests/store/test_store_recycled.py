@@ -98,7 +98,7 @@ thread.start()
 inside.wait()
 child = os.fork()
 if child == 0:
-    signal.alarm(10)  # a lock that nobody gives back
+    signal.alarm(60)  # a lock that nobody gives back
     recycled.recycled_buffer(1 << 20)
     os._exit(0)
 thread.join()
