@@ -30,6 +30,7 @@ __all__ = [
     "partial_path",
     "staged_file",
     "staged_folder",
+    "sync_to_disk",
 ]
 
 PARTIAL_SUFFIX: Final = ".t2n-partial"
@@ -231,13 +232,19 @@ def _exchange(first: Path, second: Path) -> bool:
     return rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0
 
 
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
+def sync_to_disk(fd: int) -> None:
+    """Wait until the system has brought a file, or folder, to the disk. Does nothing where it cannot be told to."""
     try:
         os.fsync(fd)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot sync a folder
             raise
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        sync_to_disk(fd)
     finally:
         os.close(fd)
 

@@ -3,40 +3,49 @@
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
-from t2n_hf.atomic import WRITE_NBYTES
+from t2n_hf.atomic import WRITE_NBYTES, sync_to_disk
 from t2n_hf.nnef.dat import Buffer
 from t2n_hf.nnef.deflate import GzipWriter
 from t2n_hf.nnef.tar import END, padding, tar_header
 
 __all__ = ["FolderSink", "HashedFile", "Sink", "TarSink", "WriteBehind", "WrittenFile", "write_behind"]
 
-_BUFFER_NBYTES: Final = 2 << 20
+# Small enough to stay in a core's caches until they are written and hashed.
+_BUFFER_NBYTES: Final = 1 << 20
+_BUFFERS: Final = 4
+# What is written is sent to the disk in such portions, so that little is left to wait for in the end.
+_SYNC_NBYTES: Final = 64 << 20
 
 WrittenFile: TypeAlias = tuple[str, int]
 """sha256 (hex) and size in bytes."""
 
 
 class WriteBehind:
-    """A thread that writes files, one after another, and two buffers: one is written while the other is filled."""
+    """Threads for files that are written one after another, and buffers that are written while others are filled.
 
-    def __init__(self, executor: ThreadPoolExecutor) -> None:
-        self.executor = executor
-        self.buffers = (memoryview(bytearray(_BUFFER_NBYTES)), memoryview(bytearray(_BUFFER_NBYTES)))
+    One thread writes, one hashes, and one waits for the disk.
+    """
+
+    def __init__(self, writer: ThreadPoolExecutor, hasher: ThreadPoolExecutor, syncer: ThreadPoolExecutor) -> None:
+        self.writer = writer
+        self.hasher = hasher
+        self.syncer = syncer
+        self.buffers = [memoryview(bytearray(_BUFFER_NBYTES)) for _ in range(_BUFFERS)]
 
 
 @contextlib.contextmanager
 def write_behind() -> Iterator[WriteBehind]:
-    """Give a thread for the files of one archive. It ends with the block."""
-    with ThreadPoolExecutor(1) as executor:
-        yield WriteBehind(executor)
+    """Give threads for the files of one archive. They end with the block."""
+    with ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(1) as hasher, ThreadPoolExecutor(1) as syncer:
+        yield WriteBehind(writer, hasher, syncer)
 
 
 class HashedFile:
-    """A file that is written and hashed by the thread of `behind`, which serves one file at a time.
+    """A file that is written and hashed by the threads of `behind`, which serve one file at a time.
 
     A large archive is one long stream: the disk's share and the hash's then cost no time of whoever makes the bytes.
     What goes wrong behind is raised by a later call.
@@ -49,7 +58,9 @@ class HashedFile:
         self._nbytes = 0
         self._place = 0
         self._filled = 0
-        self._writing: Future[None] | None = None
+        self._busy: list[tuple[Future[Any], ...]] = [()] * len(behind.buffers)
+        self._unsynced = 0
+        self._syncing: tuple[Future[Any], ...] = ()
 
     def write(self, buffers: Sequence[Buffer]) -> None:
         """Write buffers one after another; they may be reused when this returns."""
@@ -66,33 +77,42 @@ class HashedFile:
                     self._hand_over()
 
     def _hand_over(self) -> None:
-        self._wait()
+        """Let the current buffer be written and hashed, and wait for the next one to be free."""
         full = self._behind.buffers[self._place][: self._filled]
-        self._writing = self._behind.executor.submit(self._write_and_hash, full)
-        self._place, self._filled = 1 - self._place, 0
+        writing = self._behind.writer.submit(self._write, full)
+        self._busy[self._place] = (writing, self._behind.hasher.submit(self._hash.update, full))
+        self._place, self._filled = (self._place + 1) % len(self._busy), 0
+        _results(self._busy[self._place])
 
-    def _wait(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
-
-    def _write_and_hash(self, view: memoryview) -> None:
-        rest = view
-        while len(rest):
-            rest = rest[self._file.write(rest[:WRITE_NBYTES]) :]
-        self._hash.update(view)
+    def _write(self, view: memoryview) -> None:
+        self._unsynced += len(view)
+        while len(view):
+            view = view[self._file.write(view[:WRITE_NBYTES]) :]
+        if self._unsynced >= _SYNC_NBYTES and all(task.done() for task in self._syncing):
+            _results(self._syncing)
+            self._syncing = (self._behind.syncer.submit(sync_to_disk, self._file.fileno()),)
+            self._unsynced = 0
 
     def finish(self) -> WrittenFile:
         """Write what is left and close the file. Returns its sha256 and size."""
         self._hand_over()
-        self._wait()
+        for tasks in self._busy:
+            _results(tasks)
+        _results(self._syncing)
         self._file.close()
         return self._hash.hexdigest(), self._nbytes
 
     def close(self) -> None:
         """Close the file, whatever was written. Harmless after `finish`."""
-        with contextlib.suppress(OSError):
-            self._wait()
+        wait([task for tasks in self._busy for task in tasks])
+        wait(self._syncing)
         self._file.close()
+
+
+def _results(tasks: Iterable[Future[Any]]) -> None:
+    """Wait for tasks, and raise what went wrong."""
+    for task in tasks:
+        task.result()
 
 
 class Sink(Protocol):
