@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from t2n_hf.errors import BudgetError, ConfigError, UnsupportedOpError
+from t2n_hf.errors import BudgetError, ConfigError, ResidencyError, UnsupportedOpError
 from t2n_hf.residency import Claim, ResidencyStrategy, Source, TensorResidencyPool
 from t2n_hf.tensor.offload import OffloadedTensor
 
@@ -137,7 +137,12 @@ class ModuleLeases:
         for pool, sources in wanted.items():
             claim = Claim(False, module.__dict__.get(_NESTED, 0))
             call.opened.append((pool, claim))
-            pool.open(claim, sources)
+            try:
+                pool.open(claim, sources)
+            except ResidencyError:
+                if not pool.closed:
+                    raise
+                # Another thread has closed it since it was looked at: its weights are read without it.
 
     def _release(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ANN401
         calls = self._calls.get(current_thread())

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from typing_extensions import Self
 
 from t2n_hf.contract import OffloadState
+from t2n_hf.errors import ResidencyError
 from t2n_hf.residency import ServingPool, TensorResidencyPool, active_scope
 from t2n_hf.store.checkpoint import ByteRange
 from t2n_hf.tensor.contents import RangeContent
@@ -117,7 +118,12 @@ class SourceTensor(OpaqueTensor):
             target = torch.device(device)
         if pool is None or target.type == "meta":  # a shape is nothing to hold
             return self._source.load(target)
-        return pool.resolve(self._source, target)
+        try:
+            return pool.resolve(self._source, target)
+        except ResidencyError:
+            if not pool.closed:
+                raise
+            return self._source.load(target)  # closed since it was looked at, by another thread
 
     def _flush(self) -> None:
         """Let what a pool holds modified be stored."""

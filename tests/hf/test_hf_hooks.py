@@ -488,6 +488,22 @@ def test_who_begins_anew_has_ended_what_another_thread_is_about_to_release_for_h
     leases.detach(model)
 
 
+def test_a_forward_goes_on_when_another_thread_closes_the_pool(monkeypatch):
+    model, x, opened = chain(3), torch.ones(1, 8), TensorResidencyPool.open
+    leases = attach_pools(model, {CPU: 600})
+    with torch.no_grad():
+        expected = model(x)
+
+        def late(pool, *wanted):
+            pool.close()
+            opened(pool, *wanted)
+
+        monkeypatch.setattr(TensorResidencyPool, "open", late)
+        assert torch.equal(model(x), expected)
+    assert leases.pool.closed
+    assert leases.pool.lease_count == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_computes_the_same(tmp_path):

@@ -208,3 +208,20 @@ def test_readers_see_each_value_whole_while_another_thread_writes(tmp_path, pack
         thread.join()
     assert not mixed
     assert weight.to_base_tensor().unique().item() == 39
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "q4_0"])
+def test_a_read_that_finds_its_pool_closed_by_another_thread_goes_without(monkeypatch, packed):
+    values, x = torch.randn(4, 32), torch.randn(2, 32)
+    values = QTensorTractScaleOnly.quantize(values) if packed else values
+    weight = OffloadedTensor.from_original_tensor(values, "w")
+    weight.bind_pool(pool := TensorResidencyPool())
+    resolve = TensorResidencyPool.resolve
+
+    def late(pool, *wanted):
+        pool.close()
+        return resolve(pool, *wanted)
+
+    monkeypatch.setattr(TensorResidencyPool, "resolve", late)
+    assert torch.equal(F.linear(x, weight), F.linear(x, values))
+    assert pool.closed
