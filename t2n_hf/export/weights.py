@@ -230,14 +230,16 @@ class _Cast:
 
     def __init__(self, held: torch.dtype, wanted: torch.dtype) -> None:
         self.count = _CHUNK_NBYTES // max(held.itemsize, wanted.itemsize)
-        self._buffer = None if held == wanted else torch.empty(0, dtype=wanted)
+        # torch casts bf16 to f16 value by value, but either to or from f32 with the vectors of the processor.
+        steps = (torch.float32, wanted) if (held, wanted) == (torch.bfloat16, torch.float16) else (wanted,)
+        self._buffers = [] if held == wanted else [torch.empty(0, dtype=dtype) for dtype in steps]
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        if self._buffer is None:
-            return values
-        if self._buffer.numel() < values.numel():
-            self._buffer = self._buffer.new_empty(values.numel())
-        return self._buffer[: values.numel()].copy_(values)
+        for place, buffer in enumerate(self._buffers):
+            if buffer.numel() < values.numel():
+                buffer = self._buffers[place] = buffer.new_empty(values.numel())
+            values = buffer[: values.numel()].copy_(values)
+        return values
 
 
 def _tensor_chunks(value: torch.Tensor, stored: str) -> Callable[[], Iterator[torch.Tensor]]:

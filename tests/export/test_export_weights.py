@@ -211,6 +211,15 @@ def test_the_largest_value_of_f16_is_written(tmp_path):
     assert written(weight(torch.tensor([65504.0])), F16, tmp_path) == [65504.0]
 
 
+def test_each_value_of_bf16_that_f16_can_hold_is_rounded_once(tmp_path):
+    values = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    values = values[values.float().abs() < 65520].repeat(20)  # more than are cast at once
+    plan = plan_weight(weight(values), F16)
+    stored = b"".join(map(bytes, plan.open(tmp_path).chunks()))
+    expected = values.float().numpy().astype("<f2")
+    assert stored == expected.tobytes()
+
+
 def test_a_payload_of_4_gib_is_refused_by_name_without_reading_it():
     value = torch.empty(1, dtype=torch.float32).expand(1 << 15, 1 << 15)
     with pytest.raises(FormatError, match=r"'layer\.weight' takes 4294967296 bytes, and a \.dat file holds less"):
@@ -264,7 +273,9 @@ print(json.dumps([before, vm("VmHWM")]))
 """
 
 
-@pytest.mark.parametrize(("held", "target"), [("float32", "f32"), ("bfloat16", "f32"), ("float32", "f16")], ids=str)
+@pytest.mark.parametrize(
+    ("held", "target"), [("float32", "f32"), ("bfloat16", "f32"), ("float32", "f16"), ("bfloat16", "f16")], ids=str
+)
 def test_writing_a_weight_of_64_mb_takes_less_than_two_chunks(held, target, tmp_path):
     dtype = getattr(torch, held)
     rows = (64 << 20) // dtype.itemsize // 1024
