@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["check_checkpoint", "checkpoint_folder", "empty_model", "load_checkpoint"]
 
 _ON_DISK: Final[Mapping[str, str]] = {"": "disk"}
+# transformers changes methods of its classes while it loads; of two threads that do, one puts back what the other one
+# had put there, and no model ties its weights from then on.
+_ONE_AT_A_TIME: Final = RLock()
 
 
 def check_checkpoint(folder: str | Path) -> None:
@@ -74,7 +78,8 @@ def load_checkpoint(
 ) -> "PreTrainedModel":
     """Load a model folder or a repository of the Hub, its weights left on disk unless `device_map` says otherwise.
 
-    Weights have to be in safetensors files; pickled ones (`.bin`) are refused, with what to do.
+    Weights have to be in safetensors files; pickled ones (`.bin`) are refused, with what to do. May be called from any
+    thread: one waits for the other (transformers' own from_pretrained must not run in two threads at once).
 
     Args:
         path_or_id: a folder, or an id of the Hub (which is downloaded).
@@ -119,16 +124,17 @@ def load_checkpoint(
         options["quantization_config"] = config
     may_differ = options.pop("ignore_mismatched_sizes", False)
     try:
-        model, found = loader.from_pretrained(
-            path_or_id,
-            config=model_config,
-            device_map=dict(device_map) if isinstance(device_map, Mapping) else device_map,
-            max_memory=None if max_memory is None else dict(max_memory),
-            dtype=dtype or "auto",
-            ignore_mismatched_sizes=True,  # refused below, in words
-            output_loading_info=True,
-            **options,
-        )
+        with _ONE_AT_A_TIME:
+            model, found = loader.from_pretrained(
+                path_or_id,
+                config=model_config,
+                device_map=dict(device_map) if isinstance(device_map, Mapping) else device_map,
+                max_memory=None if max_memory is None else dict(max_memory),
+                dtype=dtype or "auto",
+                ignore_mismatched_sizes=True,  # refused below, in words
+                output_loading_info=True,
+                **options,
+            )
     except T2NError:
         raise
     except ValueError as error:  # transformers' word for options, and classes, that do not fit

@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import models
 import pytest
@@ -168,6 +169,18 @@ def test_a_name_that_is_neither_folder_nor_repository_is_refused(monkeypatch):
 
 def test_a_folder_is_its_own_local_folder(tmp_path):
     assert checkpoint_folder(tmp_path) == tmp_path
+
+
+def test_threads_that_load_at_once_get_the_same_model(tmp_path):
+    source = models.m1()  # with tied weights
+    folder, ids = models.saved(source, tmp_path), models.prompt()
+    with torch.no_grad():
+        expected = source(ids).logits
+    with ThreadPoolExecutor(3) as threads:
+        loaded = [threads.submit(load_checkpoint, folder) for _ in range(9)]
+        loaded = [model.result() for model in loaded]
+    with torch.no_grad():
+        assert all(torch.equal(model(ids).logits, expected) for model in loaded)
 
 
 MEASURE = """
