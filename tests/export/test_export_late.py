@@ -105,7 +105,7 @@ def test_an_export_quantizes_each_weight_once(tmp_path, monkeypatch):
 
 def test_a_large_matrix_is_never_packed_as_a_whole(tmp_path, monkeypatch):
     folder, sizes = models.saved(models.m1(), tmp_path), []
-    monkeypatch.setattr(weights, "_CHUNK_NBYTES", 8 << 10)
+    monkeypatch.setattr(weights, "_GROUP_NBYTES", 8 << 10)
     quantize = QTensorTractScaleOnly.quantize.__func__
 
     def measured(cls, tensor, **options):
