@@ -53,6 +53,16 @@ def leaky_relu(emit: Emit, x: Value, negative_slope: float = 0.01) -> Value:
     return emit.select(_positive(emit, x), x, emit.binary("mul", x, negative_slope, x.dtype), x.dtype)
 
 
+@_emits(_aten.rrelu.default, _aten.rrelu_.default)
+def rrelu(
+    emit: Emit, x: Value, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: object
+) -> Value:
+    """`x` above 0, `x` times the mean of the bounds below."""
+    if training:
+        raise emit.refuse("it is random in training; put the module in inference with eval()")
+    return leaky_relu(emit, x, (lower + upper) / 2)
+
+
 @_emits(_aten.prelu.default)
 def prelu(emit: Emit, x: Value, weight: Value) -> Value:
     """`x` above 0, `x` times the weight of its channel below."""

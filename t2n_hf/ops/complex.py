@@ -29,6 +29,8 @@ _BY_PARTS: Final = (
     *(_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default, _aten.copy.default),
     *(_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten._to_copy.default, _aten.type_as.default),
     *(_aten.tril.default, _aten.triu.default, _aten.diagonal.default, _aten.embedding.default),
+    *(_aten.transpose_.default, _aten.t_.default, _aten.squeeze_.default, _aten.squeeze_.dim),
+    *(_aten.unsqueeze_.default, _aten.detach_.default),
 )
 
 

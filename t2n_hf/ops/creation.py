@@ -79,9 +79,9 @@ def arange_start(emit: Emit, start: Number, end: Number, **_: object) -> Value:
 @_emits(_aten.arange.start_step)
 def arange_step(emit: Emit, start: Number, end: Number, step: Number = 1, **_: object) -> Value:
     """start, start + step, ... up to end, not included."""
-    if all(_whole(number) for number in (start, end, step)):
+    if all(_whole(number) for number in (start, end, step)) and not isinstance(step, sympy.Expr):
         return emit.range(_length(start), _length(end), emit.dtype, int(step))
-    # Steps that are no integers: count, and scale.
+    # Steps that are no integers, or lengths: count, and scale.
     (count,) = emit.shape
     places = emit.range(0, count, emit.dtype)
     return emit.binary("add", emit.binary("mul", places, step, emit.dtype), start, emit.dtype)

@@ -43,8 +43,20 @@ def length_of(value: Any, names: dict[sympy.Symbol, sympy.Expr]) -> Length:  # n
     unknown = sorted(str(symbol) for symbol in expression.free_symbols if symbol not in names)
     if unknown:
         raise EmitError(f"length {expression} depends on the values of a tensor ({', '.join(unknown)})")
-    named = _without_floats(expression.xreplace(names))
+    named = _without_floats(expression.xreplace(names)).replace(_is_by_length, _divided)
     return int(named) if named.is_Integer else sympy.expand(named)
+
+
+def _is_by_length(part: sympy.Expr) -> bool:
+    return type(part).__name__ == "FloorDiv" and part.args[1].is_Symbol and part.args[0].is_polynomial()
+
+
+def _divided(part: sympy.Expr) -> sympy.Expr:
+    """`(N*S + S - 1) // S` as `N`: tract finds no quotient of a multiple of a length (1 or more), or of 1 less."""
+    whole, length = part.args
+    quotient, rest = sympy.div(whole, length, length)
+    factors = sympy.Poly(quotient, length, *whole.free_symbols - {length}).coeffs()
+    return quotient + rest if all(factor.is_Integer for factor in factors) and rest in (0, -1) else part
 
 
 def _without_floats(expression: sympy.Expr) -> sympy.Expr:

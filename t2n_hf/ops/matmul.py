@@ -87,6 +87,19 @@ def addbmm(emit: Emit, start: Value, left: Value, right: Value, beta: Operand = 
     return _with_sum(emit, start, total, beta, alpha)
 
 
+@_emits(_aten.bilinear.default)
+def bilinear(emit: Emit, left: Value, right: Value, weight: Value, bias: Value | None = None) -> Value:
+    """For each matrix of `weight`, what it makes of two vectors, the last axes of left and right: a number."""
+    count, rows, columns = weight.shape
+    flat = emit.reshape(emit.transpose(weight, [1, 0, 2]), (rows, count * columns))
+    first = emit.unsqueeze(left, [0]) if left.rank == 1 else left
+    wide = emit.matmul(emit.cast(first, emit.dtype), emit.cast(flat, emit.dtype))
+    wide = emit.reshape(wide, (*left.shape[:-1], count, columns))
+    products = emit.binary("mul", wide, emit.unsqueeze(right, [right.rank - 1]), emit.dtype)
+    total = emit.reduce("sum_reduce", products, [products.rank - 1], keepdim=False)
+    return total if bias is None else emit.binary("add", total, bias, emit.dtype)
+
+
 def _summed(emit: Emit, x: Value, axes: Sequence[int], other: Value, others: Sequence[int]) -> Value:
     """Sum `x` over those of its `axes` that meet an axis of length 1 of the other."""
     alone = [axis for axis, met in zip(axes, others, strict=True) if other.shape[met] == 1 and x.shape[axis] != 1]

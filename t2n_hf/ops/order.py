@@ -11,7 +11,7 @@ from t2n_hf.ops.shape import axis_of
 from t2n_hf.ops.table import EMITTERS
 from t2n_hf.ops.value import Number, Value
 
-__all__: list[str] = []
+__all__ = ["gathered", "median_dim", "sort"]
 
 _aten = torch.ops.aten
 _emits = EMITTERS.emits
@@ -204,11 +204,12 @@ def mode(emit: Emit, x: Value, dim: int = -1, keepdim: bool = False) -> list[Val
     equal = compare(emit, "eq", emit.unsqueeze(ordered, [axis + 1]), emit.unsqueeze(ordered, [axis]))
     counts = emit.reduce("sum_reduce", emit.cast(equal, torch.int64), [axis + 1], keepdim=False)
     first = emit.reduce("argmax_reduce", counts, [axis], keepdim=True, dtype=torch.int64)
-    count = _gathered(emit, counts, first, axis)
+    count = gathered(emit, counts, first, axis)
     last = emit.binary("sub", emit.binary("add", first, count, torch.int64), 1, torch.int64)
-    found = [_gathered(emit, part, last, axis) for part in (ordered, places)]
+    found = [gathered(emit, part, last, axis) for part in (ordered, places)]
     return found if keepdim else [emit.squeeze(part, [axis]) for part in found]
 
 
-def _gathered(emit: Emit, x: Value, places: Value, axis: int) -> Value:
+def gathered(emit: Emit, x: Value, places: Value, axis: int) -> Value:
+    """Of each line along an axis the elements at `places`, which has a line of places for each."""
     return emit.call("tract_core_gather_elements", x, places, out=(places.shape, x.dtype), axis=axis)

@@ -174,3 +174,32 @@ def repeat_interleave(emit: Emit, x: Value, repeats: int, dim: int | None = None
     shape = [*wide.shape]
     shape[axis + 1] = repeats
     return emit.reshape(emit.broadcast(wide, shape), emit.shape)
+
+
+@_emits(_aten.repeat_interleave.Tensor)
+def repeated_places(emit: Emit, repeats: Value, **_: object) -> Value:
+    """0 as often as the first number says, 1 as often as the second, ...: as many as `output_size` says."""
+    return emit.cast(_places_repeated(emit, repeats, emit.shape[0]), emit.dtype)
+
+
+@_emits(_aten.repeat_interleave.self_Tensor)
+def repeat_interleave_each(emit: Emit, x: Value, repeats: Value, dim: int | None = None, **_: object) -> Value:
+    """Each element of an axis as often as its number says, as many in all as `output_size` says."""
+    axis = 0 if dim is None else axis_of(dim, x.rank)
+    x = emit.reshape(x, (product(x.shape),)) if dim is None else x
+    counts = emit.broadcast(emit.raised(repeats, 1), (x.shape[axis],))
+    return emit.gather(x, _places_repeated(emit, counts, emit.shape[axis]), axis)
+
+
+def _places_repeated(emit: Emit, repeats: Value, total: Length) -> Value:
+    """The place of the element that each place of the result repeats: how many have ended before it."""
+    count = repeats.shape[0]
+    places = emit.range(0, count, torch.int64)
+    upto = emit.binary("le", emit.unsqueeze(places, [0]), emit.unsqueeze(places, [1]), torch.int64, torch.bool)
+    mine = emit.binary(
+        "mul", emit.cast(upto, torch.int64), emit.unsqueeze(emit.cast(repeats, torch.int64), [0]), torch.int64
+    )
+    ends = emit.unsqueeze(emit.reduce("sum_reduce", mine, [1], keepdim=False), [0])
+    results = emit.unsqueeze(emit.range(0, total, torch.int64), [1])
+    ended = emit.binary("le", ends, results, torch.int64, torch.bool)
+    return emit.reduce("sum_reduce", emit.cast(ended, torch.int64), [1], keepdim=False)

@@ -15,6 +15,7 @@ from t2n_hf.trace.dispatch_tracer import DispatchTracer
 from t2n_hf.trace.fakes import fake_weights
 from t2n_hf.trace.flat import FlatInterface
 from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.passes.outs import copy_outs
 from t2n_hf.trace.passes.writes import refuse_kept_writes
 from t2n_hf.trace.recurrent import RecurrentLayersKept
 from t2n_hf.trace.swap import tensors_of
@@ -41,6 +42,7 @@ def capture_by_dispatch(interface: Interface, flat: FlatInterface, name_weight: 
     """
     tracer = DispatchTracer(fold_known=True)
     graph = _trace(tracer, flat.module, (_example(interface, flat, tracer.memory),), {})
+    copy_outs(graph)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     weights, constants, names = _lifted(graph, tracer.attributes, name_weight)
     refuse_kept_writes(graph, {**weights, **names})

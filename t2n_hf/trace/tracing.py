@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from t2n_hf.trace.captured import Piece
 from t2n_hf.trace.layers import Argument, Arguments, PieceError, layer_index
 from t2n_hf.trace.passes.aliases import is_idle_dropout
+from t2n_hf.trace.passes.outs import copy_outs
 from t2n_hf.trace.piece_by_piece_serialize import serialize_args, type_as_str_with_info
 from t2n_hf.trace.quick_proxies import quick_proxies
 from t2n_hf.trace.quick_results import stand_in
@@ -305,6 +306,7 @@ def _read_trace(
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(own) + len(places):
         raise PieceError("its trace has other inputs than its weights and arguments")
+    copy_outs(graph)
     _refuse_effects(graph, placeholders)
     inputs: list[int] = []
     for node, (name, tensor) in zip(placeholders, own.items(), strict=False):

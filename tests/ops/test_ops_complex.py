@@ -75,7 +75,33 @@ FFTS = [
     one("there_and_back_of_real", lambda x: torch.fft.irfft(torch.fft.rfft(x), n=8)),
     one("fft_in_f64", lambda x: torch.fft.rfft(x.double()).abs()),
 ]
-CASES = NUMBERS + FFTS
+WINDOW = torch.hann_window(6)
+
+
+def sounds(name, function):
+    return Case(name, function, (floats(2, 30),), {(0, 1): "S"}, ((floats(2, 41),), (floats(2, 12),)), 1e-5, least=12)
+
+
+SPECTRA = [
+    sounds("stft", lambda x: torch.stft(x, 6, 2, window=WINDOW, return_complex=True).abs()),
+    sounds(
+        "stft_in_parts",
+        lambda x: apart(torch.stft(x, 6, 4, 5, torch.hann_window(5), normalized=True, return_complex=True)),
+    ),
+    sounds(
+        "stft_of_both_sides_from_the_start",
+        lambda x: apart(torch.stft(x, 6, window=WINDOW, center=False, onesided=False, return_complex=True)),
+    ),
+    sounds(
+        "stft_of_one", lambda x: apart(torch.stft(x[0], 6, 3, window=WINDOW, pad_mode="constant", return_complex=True))
+    ),
+    sounds(
+        "stft_and_back",
+        lambda x: torch.istft(torch.stft(x, 6, 2, window=WINDOW, return_complex=True), 6, 2, window=WINDOW),
+    ),
+    sounds("turned_in_place", lambda x: apart(torch.complex(x, x + 1).t_().unsqueeze_(0).transpose_(1, 2).squeeze_(0))),
+]
+CASES = NUMBERS + FFTS + SPECTRA
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,23 @@ def test_a_length_without_a_form_in_tract_is_refused():
         dim(sympy.sqrt(S))
 
 
+@pytest.mark.parametrize(
+    ("length", "simple"),
+    [
+        (FloorDiv(S * P + S - 1, S), P),
+        (FloorDiv(3 * S * P**2 + 2 * S, S), 3 * P**2 + 2),
+        (4 * FloorDiv(S - 1, S), 0),
+        (FloorDiv(P + S, S), FloorDiv(P + S, S)),
+        (FloorDiv(S + 1, S), FloorDiv(S + 1, S)),
+        (FloorDiv(S * P / 2, S), FloorDiv(S * P / 2, S)),
+        (FloorDiv(FloorDiv(S, 2) * S, S), FloorDiv(FloorDiv(S, 2) * S, S)),
+    ],
+    ids=str,
+)
+def test_a_multiple_of_a_length_is_divided_by_it(length, simple):
+    assert length_of(length, {S: S, P: P}) == simple
+
+
 def test_lengths_are_compared_whatever_their_form():
     assert same(S + P, P + S)
     assert same((S + 1) * 2, 2 * S + 2)

@@ -244,6 +244,8 @@ ACTIVATIONS = [
         "gelu": F.gelu,
         "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
         "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+        "rrelu": F.rrelu,
+        "rrelu_of_bounds": lambda x: F.rrelu(x, 0.1, 0.7),
         "elu": F.elu,
         "elu_alpha": lambda x: F.elu(x, 0.5),
         "celu": lambda x: F.celu(x, 0.7),

@@ -43,6 +43,7 @@ NAMES = (
     *("nn.functional.relu6", "nn.functional.rms_norm", "nn.functional.selu", "nn.functional.silu"),
     *("nn.functional.softmin", "nn.functional.softplus", "nn.functional.softshrink", "nn.functional.softsign"),
     *("nn.functional.tanhshrink", "nn.functional.threshold", "linalg.cross", "linalg.norm", "linalg.vector_norm"),
+    *("nanmedian", "nanquantile", "nn.functional.bilinear", "nn.functional.embedding_bag", "quantile"),
     *("special.entr", "special.ndtr", "special.ndtri", "special.xlog1py"),
 )
 

@@ -69,6 +69,14 @@ SHAPES = [
     one("repeat_bool", lambda x: (x > 0).repeat(1, 2, 1)),
     one("repeat_interleave", lambda x: x.repeat_interleave(3, dim=1)),
     one("repeat_interleave_flat", lambda x: x.repeat_interleave(2)),
+    one("repeat_interleave_each", lambda x: x.repeat_interleave(torch.tensor([2, 0, 1, 3]), 2, output_size=6)),
+    one("repeat_interleave_each_flat", lambda x: x[0, 0].repeat_interleave(torch.tensor([1, 0, 4, 0]), output_size=5)),
+    one("repeat_interleave_by_one_number", lambda x: x.repeat_interleave(torch.tensor([2]), -1, output_size=8)),
+    one(
+        "repeat_interleave_free",
+        lambda x: x.repeat_interleave((x[0, :, 0] > 9).long() + 2, 1, output_size=2 * x.shape[1]),
+    ),
+    one("places_repeated", lambda x: torch.repeat_interleave(torch.tensor([3, 1, 0, 2]), output_size=6) + x.shape[1]),
     one("cat", lambda x: torch.cat([x, x * 2], 1)),
     one("cat_mixed", lambda x: torch.cat([x, x > 0], -1)),
     one("cat_with_empty", lambda x: torch.cat([torch.zeros(0), x.flatten()], 0)),
@@ -315,6 +323,7 @@ CREATION = [
     one("tril_of_bool", lambda x: torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()),
     one("linspace", lambda x: torch.linspace(-1, 1, 5) + x.sum()),
     one("constant", lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0])),
+    one("arange_by_a_length", lambda x: torch.arange(0, 3 * x.shape[1], x.shape[1])),
     one("constant_number", lambda x: x * torch.tensor(2.5)),
     one("scalar_where", lambda x: torch.where(x > 0, x, torch.tensor(0.0))),
 ]

@@ -12,7 +12,7 @@ from t2n_hf.errors import CaptureError
 from t2n_hf.trace.passes.aliases import is_idle_dropout
 from t2n_hf.trace.passes.result import PassResult
 
-__all__ = ["refuse_kept_writes", "replace_writes"]
+__all__ = ["is_view", "refuse_kept_writes", "replace_writes"]
 
 _aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ def refuse_kept_writes(graph: fx.Graph, kept: Mapping[fx.Node, str]) -> None:
         if not _writes(node):
             continue
         root: Any = node.args[0]
-        while isinstance(root, fx.Node) and (_is_view(root) or _is_item(root) or is_idle_dropout(root)):
+        while isinstance(root, fx.Node) and (is_view(root) or _is_item(root) or is_idle_dropout(root)):
             root = root.args[0]
         if root in kept:
             raise CaptureError(
@@ -91,7 +91,8 @@ def _writes(node: fx.Node) -> bool:
     return not is_idle_dropout(node)
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_view(node: fx.Node) -> bool:
+    """Whether a call only looks at its first argument in another way."""
     alias = _alias(node)
     return node.op == "call_function" and alias is not None and not alias.is_write
 
@@ -99,7 +100,7 @@ def _is_view(node: fx.Node) -> bool:
 def _views_to(node: fx.Node, anew: set[fx.Node]) -> list[fx.Node]:
     """The views that lead from a tensor of its own to this one, first view first."""
     chain: list[fx.Node] = []
-    while _is_view(node) and node not in anew and node.target not in _PERHAPS_COPIES:
+    while is_view(node) and node not in anew and node.target not in _PERHAPS_COPIES:
         chain.insert(0, node)
         node = node.args[0]  # type: ignore[assignment]
     return chain
@@ -135,7 +136,7 @@ def _replace(graph: fx.Graph, node: fx.Node, anew: set[fx.Node]) -> fx.Node:
 
 def _owner(node: Any, anew: set[fx.Node]) -> Any:  # noqa: ANN401 - a node
     """The tensor of its own that a node is, or shows a part of, or wrote to."""
-    while isinstance(node, fx.Node) and node not in anew and (_is_view(node) or _writes(node) or _is_item(node)):
+    while isinstance(node, fx.Node) and node not in anew and (is_view(node) or _writes(node) or _is_item(node)):
         node = node.args[0]
     return node
 
@@ -146,7 +147,7 @@ def _views_of(root: fx.Node, later: set[fx.Node], anew: set[fx.Node]) -> list[fx
     front = [root]
     while front:
         for user in front.pop().users:
-            if user not in later and user not in anew and _is_view(user):
+            if user not in later and user not in anew and is_view(user):
                 found[user] = None
                 front.append(user)
     return sorted(found)
@@ -275,7 +276,7 @@ def _refuse_copies(root: Any, later: set[fx.Node], write: fx.Node, anew: set[fx.
     if not isinstance(root, fx.Node):
         return
     source = root
-    while source not in anew and (_is_view(source) or (_alias(source) is not None and not _writes(source))):
+    while source not in anew and (is_view(source) or (_alias(source) is not None and not _writes(source))):
         source = source.args[0]  # type: ignore[assignment]
         if any(reader in later for reader in source.users):
             raise CaptureError(
@@ -289,7 +290,7 @@ def _refuse_copies(root: Any, later: set[fx.Node], write: fx.Node, anew: set[fx.
 def _readers(view: fx.Node) -> Iterator[fx.Node]:
     for user in view.users:
         yield user
-        if _is_view(user):
+        if is_view(user):
             yield from _readers(user)
 
 
@@ -306,7 +307,7 @@ _LISTS: Final = {
 
 
 def _is_item(node: fx.Node) -> bool:
-    return node.target is operator.getitem and isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
+    return node.target is operator.getitem and isinstance(node.args[0], fx.Node) and is_view(node.args[0])
 
 
 def _take_lists_apart(graph: fx.Graph, write: fx.Node, anew: set[fx.Node]) -> None:
