@@ -4,8 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import RLock
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,6 +24,7 @@ from t2n_hf.export.reference import bounds_of
 from t2n_hf.export.report import ExportReport, Stopwatch, peak_rss_bytes
 from t2n_hf.export.verify import Verdict, verify_parts
 from t2n_hf.export.weights import total_by_format
+from t2n_hf.hf.one_at_a_time import ONE_AT_A_TIME
 from t2n_hf.hf.tasks import ONE_GRAPH, Pipeline, pipeline_of
 from t2n_hf.nnef.sinks import WrittenFile
 from t2n_hf.nnef.versions import version_key
@@ -32,10 +32,6 @@ from t2n_hf.store.manifest import MANIFEST_NAME
 from t2n_hf.tract.version import require_tract
 
 __all__ = ["export_nnef"]
-
-# torch.export patches classes of torch while it traces, and the model has tensors without values in the place of its
-# own: what two threads would do at once, each to what it finds, could not be undone. They wait for each other.
-_ONE_AT_A_TIME: Final = RLock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +185,7 @@ def export_nnef(
         "revision": revision,
         "trust_remote_code": trust_remote_code or None,
     }
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:  # the model itself has tensors without values in the place of its own meanwhile
         watch = Stopwatch()
         with watch.phase("load"):
             if isinstance(model, nn.Module):

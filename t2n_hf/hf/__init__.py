@@ -8,7 +8,8 @@ while modules run). Under it: `packing` quantizes one weight, `experts` some of 
 
 `dispatch` does the same for any module, `quantize` for a folder without loading it (`companions` are its other files),
 `calibration` measures what matters. `loading` opens checkpoints for the exporter; `tasks` says how a model looks when
-it is exported, `caches` what it remembers, and `capturable` brings it into a form that can be captured.
+it is exported, `caches` what it remembers, and `capturable` brings it into a form that can be captured. What changes
+the process for a while holds the lock of `one_at_a_time`.
 """
 
 __all__: list[str] = []

@@ -11,6 +11,7 @@ from torch import nn
 from t2n_hf.errors import FormatError
 from t2n_hf.hf.config import QUANT_METHOD, T2NConfig
 from t2n_hf.hf.loading import empty_model, load_checkpoint
+from t2n_hf.hf.one_at_a_time import ONE_AT_A_TIME
 from t2n_hf.hf.plan import make_plan
 from t2n_hf.hf.saving import state_class
 from t2n_hf.tensor.offload import OffloadedTensor
@@ -30,7 +31,7 @@ def dense_reasons_of(folder: str | Path, quantization: Mapping[str, Any]) -> dic
         return {}
     model, _ = empty_model(folder, None, None, {"trust_remote_code": False})
     config: Any = T2NConfig.from_dict(quantization)
-    with warnings.catch_warnings():
+    with ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of options: said when it was quantized
         plan = make_plan(model, config)
     matrices = {name for name, parameter in model.named_parameters() if parameter.dim() > 1}

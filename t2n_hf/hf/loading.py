@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from threading import RLock
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -14,6 +13,7 @@ from transformers.utils import cached_file
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError, T2NError
 from t2n_hf.hf.config import NOT_QUANTIZED, QUANT_METHOD, Late, T2NConfig
 from t2n_hf.hf.dispatch.options import limits_of
+from t2n_hf.hf.one_at_a_time import ONE_AT_A_TIME
 from t2n_hf.hf.placement.device_map import DISK
 from t2n_hf.hf.quantizer import register
 from t2n_hf.hf.tasks import TASKS, auto_class
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["check_checkpoint", "checkpoint_folder", "empty_model", "load_checkpoint"]
 
 _ON_DISK: Final[Mapping[str, str]] = {"": "disk"}
-# transformers changes methods of its classes while it loads; of two threads that do, one puts back what the other one
-# had put there, and no model ties its weights from then on.
-_ONE_AT_A_TIME: Final = RLock()
 
 
 def check_checkpoint(folder: str | Path) -> None:
@@ -124,7 +121,7 @@ def load_checkpoint(
         options["quantization_config"] = config
     may_differ = options.pop("ignore_mismatched_sizes", False)
     try:
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             model, found = loader.from_pretrained(
                 path_or_id,
                 config=model_config,
@@ -174,7 +171,7 @@ def empty_model(
     loader = _loader(config, task, options)
     found = dtype or getattr(config.get_text_config(), "dtype", None) or torch.get_default_dtype()
     make = getattr(loader, "_from_config", None) or loader.from_config
-    with torch.device("meta"):
+    with ONE_AT_A_TIME, torch.device("meta"):
         model = make(copy.deepcopy(config), dtype=found)
     return model, found
 

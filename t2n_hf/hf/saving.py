@@ -14,6 +14,7 @@ from t2n_hf.contract import OffloadState, SupportsOffloadState
 from t2n_hf.dtypes import dtype_of
 from t2n_hf.errors import OutputExistsError
 from t2n_hf.hf.hooks import resident_nbytes
+from t2n_hf.hf.one_at_a_time import ONE_AT_A_TIME
 from t2n_hf.hf.report import coverage_of
 from t2n_hf.hf.stored import StoredForm, StoredForms, key_of_part
 from t2n_hf.hf.weights import held_nbytes, tied_names
@@ -118,7 +119,7 @@ def _save_pretrained(model: "PreTrainedModel", save_directory: Any, **options: A
     if packed:
         # Names as older checkpoints have them come with rules that split and merge values: not for packed parts.
         options["save_original_format"] = False
-    with warnings.catch_warnings(), nullcontext() if packed else _plain_config(model):
+    with ONE_AT_A_TIME, warnings.catch_warnings(), nullcontext() if packed else _plain_config(model):
         # Said because some weights are on disk; they are read in turn, and need not fit in memory together.
         warnings.filterwarnings("ignore", message="Attempting to save a model with offloaded modules")
         type(model).save_pretrained(model, save_directory, **options)

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import models
 import pytest
@@ -310,3 +311,14 @@ def test_saving_shards_keeps_every_part(tmp_path):
     again = load(source, folder)
     assert torch.equal(logits(again), logits(packed))
     assert all(p.dim() < 2 or isinstance(p, OpaqueTensor) for p in again.parameters())
+
+
+def test_threads_that_save_at_once_write_the_same_and_hear_no_warning(tmp_path):
+    source = models.m1()
+    model = load(source, models.saved(source, tmp_path), T2NConfig("none"), device_map=DISK)
+    model.save_pretrained(tmp_path / "alone")
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda number: model.save_pretrained(tmp_path / str(number)), range(12)))
+    expected = content(tmp_path / "alone")
+    assert b"quantization_config" not in expected["config.json"]
+    assert all(content(tmp_path / str(number)) == expected for number in range(12))
