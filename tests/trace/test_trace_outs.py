@@ -77,7 +77,14 @@ def of_a_type(x, y):
     return torch.mean(y, 1, dtype=torch.float64, out=z[:3]) + z
 
 
-FUNCTIONS = [twice, part, wider, grown, grown_in_another_type, several, made, of_a_type]
+def through_a_view(x, y):
+    z = torch.zeros(9, 16)
+    torch.kron(x, y, out=z)
+    return z
+
+
+RANDOM = ("bernoulli", "multinomial", "normal")
+FUNCTIONS = [twice, part, wider, grown, grown_in_another_type, several, made, of_a_type, through_a_view]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
@@ -93,7 +100,7 @@ def test_operators_of_torch_give_the_same_over_its_samples():
 
     done, left = set(), set()
     for info in op_db:
-        if not info.supports_out or not info.supports_dtype(torch.float32, "cpu"):
+        if info.name in RANDOM or not info.supports_out or not info.supports_dtype(torch.float32, "cpu"):
             continue
         sample = next(iter(list(info.sample_inputs("cpu", torch.float32))), None)
         if sample is None or not isinstance(sample.input, torch.Tensor) or "out" in sample.kwargs:
@@ -107,10 +114,8 @@ def test_operators_of_torch_give_the_same_over_its_samples():
 
         with torch.no_grad():
             try:
-                expected, again = function(sample.input), function(sample.input)
-                torch.testing.assert_close(again, expected, equal_nan=True)
-                got = without_outs(function, sample.input)
-            except Exception:  # noqa: BLE001 - those that are random or cannot be traced: counted
+                expected, got = function(sample.input), without_outs(function, sample.input)
+            except Exception:  # noqa: BLE001 - those that cannot be traced: counted
                 left.add(info.name)
                 continue
         torch.testing.assert_close(got, expected, equal_nan=True, msg=lambda text, name=info.name: f"{name}: {text}")

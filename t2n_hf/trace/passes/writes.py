@@ -93,8 +93,11 @@ def _writes(node: fx.Node) -> bool:
 
 def is_view(node: fx.Node) -> bool:
     """Whether a call only looks at its first argument in another way."""
+    if node.op != "call_function":
+        return False
     alias = _alias(node)
-    return node.op == "call_function" and alias is not None and not alias.is_write
+    # Its schema says nothing of it, but it is a view: kron writes into one.
+    return node.target is _aten._unsafe_view.default or (alias is not None and not alias.is_write)
 
 
 def _views_to(node: fx.Node, anew: set[fx.Node]) -> list[fx.Node]:
@@ -246,7 +249,12 @@ def _takes(overload: Any) -> list[tuple[str, str, bool]]:  # noqa: ANN401 - an O
 # Exchanged twice, axes are as they were; an alias has the same axes.
 _TURNS: Final = frozenset({_aten.transpose.int, _aten.t.default, _aten.alias.default, _aten.detach.default})
 # The same elements in the same order; never a copy, as reshape and flatten may be.
-_SHAPES: Final = frozenset({_aten.view.default, _aten.unsqueeze.default, _aten.squeeze.dim, _aten.squeeze.dims})
+_SHAPES: Final = frozenset(
+    {
+        *(_aten.view.default, _aten._unsafe_view.default, _aten.unsqueeze.default),
+        *(_aten.squeeze.dim, _aten.squeeze.dims),
+    }
+)
 _PARTS: Final = {_aten.slice.Tensor: _aten.slice_scatter.default, _aten.select.int: _aten.select_scatter.default}
 
 
