@@ -44,7 +44,12 @@ def write_archives(
     for part in parts:
         with (
             tempfile.TemporaryDirectory(dir=staging) as scratch,
-            ArchiveWriter(staging / part.archive, config.format, level=config.compression_level) as archive,  # type: ignore[arg-type]
+            ArchiveWriter(
+                staging / part.archive,
+                config.format,  # type: ignore[arg-type]
+                level=config.compression_level,
+                cached=config.check,  # which reads it
+            ) as archive,
         ):
             archive.add_text(GRAPH_FILE, part.graph.text)
             for weight, payload in _opened(part.graph.weights, Path(scratch)):

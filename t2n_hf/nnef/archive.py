@@ -36,11 +36,11 @@ class ArchiveWriter:
     """Writes one archive: a context manager, and at its end `path` is complete, or as it was before.
 
     `format` is "tgz", "tar" or "dir"; `level` is that of gzip, 0 (stored: trained weights hardly shrink) to 9. An
-    older archive at `path` is replaced (a folder only when it holds graph.nnef). Raises ConfigError for another format
-    or level, StorageError on a full disk.
+    older archive at `path` is replaced (a folder only when it holds graph.nnef). `cached=False`: nobody reads it soon,
+    see `write_behind`. Raises ConfigError for another format or level, StorageError on a full disk.
     """
 
-    def __init__(self, path: str | Path, format: ArchiveFormat = "tgz", *, level: int = 0) -> None:
+    def __init__(self, path: str | Path, format: ArchiveFormat = "tgz", *, level: int = 0, cached: bool = True) -> None:
         if format not in _FORMATS:
             raise ConfigError(f"archive format {format!r}; expected one of {', '.join(_FORMATS)}")
         if not 0 <= level <= 9 or (level and format != "tgz"):
@@ -48,6 +48,7 @@ class ArchiveWriter:
         self.path = Path(path)
         self._format = format
         self._level = level
+        self._cached = cached
         self._names: set[str] = set()
         self._damaged: str | None = None
         self._stack = contextlib.ExitStack()
@@ -56,7 +57,7 @@ class ArchiveWriter:
 
     def __enter__(self) -> "ArchiveWriter":
         with contextlib.ExitStack() as stack:
-            behind = stack.enter_context(write_behind())
+            behind = stack.enter_context(write_behind(cached=self._cached))
             if self._format == "dir":
                 folder = stack.enter_context(staged_folder(self.path, overwrite=True, marker=GRAPH_FILE))
                 self._sink = FolderSink(folder, self.path.name, behind)
