@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from t2n_hf.atomic import WRITE_NBYTES, sync_to_disk
 from t2n_hf.nnef.dat import Buffer
-from t2n_hf.nnef.deflate import GzipWriter
+from t2n_hf.nnef.deflate import Crc32, GzipWriter
 from t2n_hf.nnef.tar import END, padding, tar_header
 
 try:
@@ -173,10 +173,10 @@ class Sink(Protocol):
 class TarSink:
     """A .tar (`level` None) or a .tgz; `name` is its final file name."""
 
-    def __init__(self, file: HashedFile, name: str, level: int | None) -> None:
+    def __init__(self, file: HashedFile, name: str, level: int | None, crc32: Crc32) -> None:
         self._file = file
         self._name = name
-        self._gzip = None if level is None else GzipWriter(file.write, level)
+        self._gzip = None if level is None else GzipWriter(file.write, level, crc32)
         self._write: Callable[[Buffer], None] = self._gzip.write if self._gzip else lambda chunk: file.write([chunk])
 
     def add(self, name: str, nbytes: int, chunks: Iterable[Buffer]) -> None:

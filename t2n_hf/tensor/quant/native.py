@@ -12,14 +12,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar, final
 
 import torch
 
-__all__ = ["MOST_THREADS", "NativeDense", "cache_folder", "native_dense", "native_library"]
+__all__ = ["MOST_THREADS", "Compiled", "NativeDense", "cache_folder", "native_dense", "native_library"]
 
 _DENSE: Final = Path(__file__).with_name("q4_0_dense.c")
+_T = TypeVar("_T")
 _COMPILERS: Final = ("cc", "gcc", "clang")
 # Numbers must be those of torch: no product may be fused with a sum. Nobody asks whether one overflowed.
 _OPTIONS: Final = ("-std=c11", "-O3", "-ffp-contract=off", "-fno-trapping-math", "-fPIC", "-shared")
@@ -55,6 +58,23 @@ class NativeDense:
         sizes = (columns, packed.shape[0], rows.step // 2, rows.start, count)
         self._functions[scales.dtype, dtype](packed.data_ptr(), scales.data_ptr(), *sizes, values.data_ptr())
         return values.T[: rows.stop - rows.start]
+
+
+@final
+class Compiled(Generic[_T]):
+    """What compiled code offers, for one process: from the start where it was compiled before, else after much work.
+
+    `load` is asked without and with leave to compile, at most once each; None is what it gives when there is nothing.
+    """
+
+    def __init__(self, load: Callable[[bool], _T | None], patience: int) -> None:
+        self._left = patience
+        self._load = lru_cache(maxsize=2)(load)
+
+    def after(self, work: int) -> _T | None:
+        """Count so much more work, and give what is compiled, None when there is nothing, or nothing yet."""
+        self._left -= work
+        return self._load(False) or (self._load(True) if self._left < 0 else None)
 
 
 def cache_folder() -> Path:

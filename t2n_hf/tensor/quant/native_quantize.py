@@ -5,14 +5,13 @@ values, so it is begun when a process has quantized so many that more are likely
 """
 
 import ctypes
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, final
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from t2n_hf.tensor.quant.native import MOST_THREADS, native_library
+from t2n_hf.tensor.quant.native import MOST_THREADS, Compiled, native_library
 from t2n_hf.tensor.quant.q4_0_blocks import BLOCK_NBYTES, BLOCK_VALUES, quantize_rows
 
 __all__ = ["NativeQuantizer", "NativeQuantizing", "native_quantizer", "quickly_quantized_rows"]
@@ -95,22 +94,16 @@ class NativeQuantizing:
     """Decides for one process whether rows are quantized by compiled code."""
 
     def __init__(self, folder: Path | None = None, patience_values: int = _PATIENCE_VALUES) -> None:
-        self._folder = folder
-        self._left = patience_values
-        self._at_hand = lru_cache(maxsize=1)(lambda: native_quantizer(folder, may_compile=False)[0])
-        self._compiled = lru_cache(maxsize=1)(lambda: native_quantizer(folder)[0])
+        self._compiled = Compiled(
+            lambda may_compile: native_quantizer(folder, may_compile=may_compile)[0], patience_values
+        )
 
     def quantize(self, rows: torch.Tensor, name: str = "") -> torch.Tensor:
         """See `q4_0_blocks.quantize_rows`, for `rows` (N, K)."""
-        quantizer = self._quantizer(rows)
+        takes = _is_plain(rows) and torch.get_num_threads() <= MOST_THREADS
+        quantizer = self._compiled.after(rows.numel()) if takes else None
         blocks = None if quantizer is None else quantizer.quantize(rows)
         return quantize_rows(rows, name) if blocks is None else blocks  # torch says what is wrong with which value
-
-    def _quantizer(self, rows: torch.Tensor) -> NativeQuantizer | None:
-        if not _is_plain(rows) or torch.get_num_threads() > MOST_THREADS:
-            return None
-        self._left -= rows.numel()
-        return self._at_hand() or (self._compiled() if self._left < 0 else None)
 
 
 def _is_plain(rows: torch.Tensor) -> bool:
