@@ -17,6 +17,7 @@ from t2n_hf.nnef.dat import BLOCK_FORMATS
 from t2n_hf.registry import format_class
 from t2n_hf.tensor.offload import OffloadedTensor
 from t2n_hf.tensor.transposed import TransposedTensor
+from t2n_hf.trace.walk import named_parameters_of
 
 __all__ = ["DENSE", "WeightChoice", "choose_formats", "dense_reasons", "is_transformers_model"]
 
@@ -52,8 +53,7 @@ def choose_formats(model: nn.Module, config: ExportConfig) -> dict[str, WeightCh
     Raises ConfigError when `config` asks for a class that tract has no block format for.
     """
     plan = _plan_of(model, config)
-    parameters = model.named_parameters(remove_duplicate=False)
-    return {name: _choose(tensor, plan.get(name)) for name, tensor in parameters}
+    return {name: _choose(tensor, plan.get(name)) for name, tensor in named_parameters_of(model)}
 
 
 def dense_reasons(model: nn.Module, choices: Mapping[str, WeightChoice]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from t2n_hf.nnef.text import to_text
 from t2n_hf.nnef.versions import LEAST_TARGET, least_version
 from t2n_hf.trace.capture import capture
 from t2n_hf.trace.interface import Interface
-from t2n_hf.trace.walk import named_tensors_of
+from t2n_hf.trace.walk import named_parameters_of, named_tensors_of
 
 __all__ = ["Graph", "TensorShape", "make_graph"]
 
@@ -92,8 +92,8 @@ def make_graph(interface: Interface, config: ExportConfig) -> Graph:
 
 def refuse_meta(model: nn.Module) -> None:
     """Raise ConfigError when a parameter has no values here, because another library keeps them elsewhere."""
-    empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if empty:
+    if any(parameter.is_meta for _, parameter in named_parameters_of(model)):
+        empty = [name for name, parameter in model.named_parameters() if parameter.is_meta]
         raise ConfigError(
             f"{len(empty)} parameters of this {type(model).__name__} have no values here ({empty[0]}, ...): it was "
             "loaded with accelerate's own offloading, or built on meta. Export its checkpoint folder, or load it "

@@ -57,7 +57,7 @@ def spread(firsts: Sequence[torch.Tensor], groups: Sequence[Sequence[int]]) -> l
 
 def _like(first: torch.Tensor, others: Sequence[int]) -> list[torch.Tensor]:
     # A call that nothing uses shows the tracer what comes of one.
-    seen = seen_call(torch.ops.t2n_hf.alike(first, 1)).repeated(len(others))
+    seen = seen_call(torch.ops.t2n_hf.alike(first, 1))
     return inputs_like(seen, ALIKE_OP, first, others) or torch.ops.t2n_hf.alike(first, len(others))
 
 

@@ -10,8 +10,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from t2n_hf.errors import CaptureError
+from t2n_hf.trace.direct_call import fake_like
 from t2n_hf.trace.swap import evaluating
-from t2n_hf.trace.walk import named_tensors_of
+from t2n_hf.trace.walk import named_tensors_of, names_of
 
 __all__ = ["canonical_names", "fake_weights"]
 
@@ -25,12 +26,17 @@ def canonical_names(module: nn.Module) -> dict[str, str]:
     return names
 
 
+def _pattern() -> FakeTensor:
+    meta = torch.empty(0, device="meta")
+    return FakeTensor(FakeTensorMode(allow_non_fake_inputs=True), meta, torch.device("cpu"))
+
+
 @dataclass
 class _Swap:
-    """One pass over a module's tensors: what was where, and the stand-in of each object."""
+    """One pass over a module's tensors: what was where, and the stand-in of each object. All are like `pattern`."""
 
     dtype: torch.dtype
-    mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+    pattern: FakeTensor = field(default_factory=_pattern)
     undo: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     stand_ins: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -58,9 +64,9 @@ class _Swap:
             dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
             # The same as torch.empty under the mode, without its ways through the dispatcher: models have many weights.
             meta = torch.empty(tuple(tensor.shape), dtype=dtype, device="meta")
-            fake: torch.Tensor = FakeTensor(self.mode, meta, torch.device("cpu"))
+            fake = fake_like(self.pattern, meta)
             if is_parameter:
-                fake._is_param = True  # what nn.Parameter makes of a subclass, without its copy
+                fake._is_param = True  # what nn.Parameter makes of it, without a copy
             self.stand_ins[id(tensor)] = fake
         return self.stand_ins[id(tensor)]
 
@@ -95,7 +101,7 @@ def fake_weights(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """
     swap = _Swap(dtype)
     try:
-        for name, child in module.named_modules():
+        for child, name in names_of(module).items():
             swap.swap(child, name)
         with evaluating(module):
             yield

@@ -1,5 +1,6 @@
 """What is captured of a model: a module with example arguments, names of its inputs and outputs, its free lengths."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -57,6 +58,6 @@ class Interface:
         if not self.prefix and self.module is not self.weight_owner:
             raise ConfigError("weight_owner is not the module itself: give the prefix it has inside the module")
         names = [*self.input_names, *self.output_names]
-        repeated = sorted({name for name in names if names.count(name) > 1})
+        repeated = sorted(name for name, count in Counter(names).items() if count > 1)
         if repeated:
             raise ConfigError(f"input and output names must differ from each other; repeated: {', '.join(repeated)}")

@@ -72,7 +72,8 @@ class _Input(_Slot):
         self._tracer, self._call, self._place, self.number = tracer, call, place, number
 
     def _make(self) -> fx.Proxy:
-        return _made_after(self._call, self._tracer, operator.getitem, (self._call, self._place), self._place)
+        (value,) = self._call.meta["val"]
+        return _made_after(self._call, self._tracer, operator.getitem, (self._call, self._place), value)
 
 
 @final
@@ -92,13 +93,13 @@ def _made_after(
     tracer: Any,  # noqa: ANN401 - torch's tracer
     target: Any,  # noqa: ANN401 - what fx calls
     args: tuple[Any, ...],
-    value: Any,  # noqa: ANN401 - a tensor, or its place in that of `anchor`
+    value: Any,  # noqa: ANN401 - a tensor, or a list
 ) -> fx.Proxy:
     recorded, tracer.record_stack_traces = tracer.record_stack_traces, False
     try:
         with torch._C.DisableTorchFunction(), tracer.graph.inserting_after(anchor):
             node = tracer.create_node("call_function", target, args, {})
-            node.meta["val"] = anchor.meta["val"][value] if isinstance(value, int) else value
+            node.meta["val"] = value
     finally:
         tracer.record_stack_traces = recorded
     return fx.Proxy(node, tracer)
@@ -256,7 +257,7 @@ def inputs_like(
     first: torch.Tensor,
     numbers: Sequence[int],
 ) -> list[torch.Tensor] | None:
-    """Record `target(first, len(numbers))`, whose results are like those of `seen` and stand for inputs.
+    """Record `target(first, len(numbers))`, whose results are like the one of `seen` and stand for inputs.
 
     A result is a node when something asks for it. None when the call has to go through the dispatcher.
     """
@@ -267,8 +268,9 @@ def inputs_like(
     if source is None:
         return None
     args = (source.proxy.node, len(numbers))
+    # torch looks through all that a node gives, and these are one.
     call = _made_after(_last_node(tracer.graph), tracer, target, args, list(seen.results)).node
-    tensors = seen.fresh()
+    tensors = seen.repeated(len(numbers)).fresh()
     for place, (number, tensor) in enumerate(zip(numbers, tensors, strict=True)):
         tracer.tensor_tracker[tensor] = _Input(tracer, call, place, number)
     return tensors

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from t2n_hf.errors import ConfigError, FormatError
 from t2n_hf.trace.piece_by_piece_serialize import deserialize_args, kind_and_leaves
-from t2n_hf.trace.walk import modules_of, named_modules_of, named_tensors_of
+from t2n_hf.trace.walk import modules_of, named_modules_of, named_tensors_of, own_attributes
 
 __all__ = [
     "Argument",
@@ -26,15 +26,18 @@ __all__ = [
     "layer_index",
     "may_count",
     "piece_name",
+    "register_leaf_setter",
     "shape_of",
 ]
 
 _INDEX: Final = "layer_idx"
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
+_PLAIN: Final = frozenset(_SCALARS)
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
 _DEPTH: Final = 4  # of functions that enclose functions; one may enclose itself
-# What every module has: bookkeeping of torch, not a property of the layer.
-_BOOKKEEPING: Final = frozenset((*nn.Module().__dict__, _INDEX))
+
+
+_LEAF_SETTERS: Final[dict[type, Callable[[Any, Mapping[int, torch.Tensor]], None]]] = {}
 
 
 class PieceError(Exception):
@@ -56,8 +59,9 @@ def describe_layer(layer: nn.Module) -> Any:  # noqa: ANN401 - any value with an
 
 
 def _own_facts(module: nn.Module) -> tuple[Any, ...]:
-    attributes = sorted((k, _describe_own(v, module)) for k, v in vars(module).items() if k not in _BOOKKEEPING)
-    hooks = [tuple(_describe_hook(hook) for hook in vars(module)[kind].values()) for kind in _HOOKS]
+    own = vars(module)
+    attributes = [(name, _describe_own(own[name], module)) for name in sorted(own_attributes(module)) if name != _INDEX]
+    hooks = [tuple(map(_describe_hook, own[kind].values())) if own[kind] else () for kind in _HOOKS]
     return tuple(attributes), *hooks
 
 
@@ -79,8 +83,9 @@ def _describe_hook(hook: object, depth: int = 0) -> Any:  # noqa: ANN401 - any v
 
 
 def _describe(value: object) -> Any:  # noqa: ANN401 - any value with an equality
-    if isinstance(value, _SCALARS):
-        return (type(value).__name__, value)
+    kind = type(value)
+    if kind in _PLAIN or isinstance(value, _SCALARS):
+        return (kind.__name__, value)
     if isinstance(value, torch.Tensor):
         facts = (tuple(value.shape), value.dtype)
         return facts if isinstance(value, FakeTensor) else (*facts, _digest(value))
@@ -168,7 +173,11 @@ class Arguments:
         if len(self.leaves) != len(other.leaves) or self.arguments != other.arguments:
             return False
         for a, b in zip(self.leaves, other.leaves, strict=True):  # every layer is given what all layers keep
-            if a is b or (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+            if (
+                a is b
+                or type(a) is type(b) is FakeTensor
+                or (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor))
+            ):
                 continue
             if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or _describe(a) != _describe(b):
                 return False
@@ -199,7 +208,12 @@ class Arguments:
         """Put new tensors into the caller's own containers, as the layer would have done."""
         for argument, value in zip(self.arguments, _values(self.bound), strict=True):
             mine = {leaf: new for leaf, new in changes.items() if argument.start <= leaf < argument.stop}
-            if mine:
+            if not mine:
+                continue
+            put = _LEAF_SETTERS.get(type(value))
+            if put is not None:
+                put(value, {leaf - argument.start: new for leaf, new in mine.items()})
+            else:
                 leaves = [mine.get(at, leaf) for at, leaf in enumerate(self.leaves)]
                 _transplant(value, argument.value(leaves))
 
@@ -219,6 +233,16 @@ def _with_values(bound: inspect.BoundArguments, values: list[Any]) -> inspect.Bo
         is_rest = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
         fresh.arguments[name] = {key: next(rest) for key in value} if is_rest else next(rest)
     return fresh
+
+
+def register_leaf_setter(kind: type, put: Callable[[Any, Mapping[int, torch.Tensor]], None]) -> None:
+    """Let `put(container, {number of a leaf: tensor})` replace leaves of containers of this class.
+
+    Containers of other classes are made anew with all of their leaves. Raises ValueError for a class that has one.
+    """
+    if kind in _LEAF_SETTERS:
+        raise ValueError(f"leaves of {kind.__qualname__} are replaced by {_LEAF_SETTERS[kind].__qualname__} already")
+    _LEAF_SETTERS[kind] = put
 
 
 def _transplant(target: object, source: object) -> None:

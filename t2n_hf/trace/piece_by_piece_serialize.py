@@ -147,8 +147,31 @@ def kind_and_leaves(obj: Any, what: str) -> tuple[str, list[Any]]:  # noqa: ANN4
     leaf = _leaf_name(obj)
     if leaf is not None:
         return leaf, [obj]
+    row = _row(obj)
+    if row is not None:
+        return _row_name(type(obj), len(row)), row  # type: ignore[arg-type] # a class can be hashed
     flat, spec = _flatten(obj, what)
     return tree_spec_as_name(spec, spec.num_leaves), flat
+
+
+def _row(obj: Any) -> list[Any] | None:  # noqa: ANN401 - any pytree
+    """The leaves of a container of tensors of which there is nothing else to know: a list, a cache. None for others.
+
+    What pytree gives, without its ways for each leaf: a cache has two for each layer, and every layer is given it.
+    """
+    node = pytree.SUPPORTED_NODES.get(type(obj))
+    if node is None:
+        return None
+    children, context = node.flatten_fn(obj)
+    if context is not None or not all(issubclass(kind, torch.Tensor) for kind in set(map(type, children))):
+        return None
+    return list(children)
+
+
+@lru_cache(maxsize=64)
+def _row_name(kind: type, count: int) -> str:
+    _, spec = pytree.tree_flatten([0] * count)
+    return tree_spec_as_name(pytree.TreeSpec(kind, None, spec.children()), count)
 
 
 def _flatten(obj: Any, what: str) -> tuple[list[Any], pytree.TreeSpec]:  # noqa: ANN401 - any pytree

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, final
 
 import torch
@@ -83,9 +84,14 @@ class _Kind:
             return None
         with torch._C.DisableTorchFunction():  # the modes of the trace would see each shape that is asked for
             for mine, other in zip(self.traced.inputs, inputs, strict=True):
-                if shape_of(self.arguments.leaves[mine]) != shape_of(arguments.leaves[other]):
+                known, leaf = self.arguments.leaves[mine], arguments.leaves[other]
+                if leaf is not known and shape_of(leaf) != self._shapes[mine]:
                     return None
         return inputs, changed
+
+    @cached_property
+    def _shapes(self) -> dict[int, Any]:
+        return {leaf: shape_of(self.arguments.leaves[leaf]) for leaf in self.traced.inputs}
 
 
 @final

@@ -10,7 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from t2n_hf.errors import CaptureError
-from t2n_hf.trace.walk import modules_of, named_tensors_of
+from t2n_hf.trace.walk import modules_of, named_tensors_of, names_of, own_attributes
 
 __all__ = [
     "FunctionReplaced",
@@ -93,41 +93,44 @@ def plain_tensors_kept(module: nn.Module) -> Iterator[None]:
     After any exit. A forward that runs on stand-ins may keep one of them; the module would be left with a tensor
     without values.
     """
-    attributes = [vars(child) for child in modules_of(module)]
-    kept = [value for found in attributes for name, value in found.items() if _is_own_dict(name, value)]
-    before = [(found, dict(found)) for found in (*attributes, *kept)]
+    modules = modules_of(module)
+    before = [{name: vars(child)[name] for name in own_attributes(child)} for child in modules]
+    dicts = [value for old in before for name, value in old.items() if type(value) is dict and not name.startswith("_")]
+    copies = [dict(value) for value in dicts]
     try:
         yield
     finally:
-        for found, old in before:
-            _put_back_tensors(found, old)
-
-
-def _is_own_dict(name: str, value: Any) -> bool:  # noqa: ANN401 - any attribute
-    """Whether an attribute is a dict of the module itself, not one of `nn.Module`."""
-    return type(value) is dict and not name.startswith("_")
+        for child, old in zip(modules, before, strict=True):
+            own = vars(child)
+            now = own_attributes(child)
+            if now != old.keys() or any(own[name] is not value for name, value in old.items()):
+                _put_back_tensors(own, {**dict.fromkeys(now, _ABSENT), **old})
+        for value, copy in zip(dicts, copies, strict=True):
+            _put_back_tensors(value, {**dict.fromkeys(value, _ABSENT), **copy})
 
 
 def _put_back_tensors(attributes: dict[str, Any], before: Mapping[str, Any]) -> None:
-    for name in {*before, *attributes}:
-        old, new = before.get(name), attributes.get(name)
+    """Put tensors back by name; `before` says for each name what was there, or that nothing was."""
+    for name, old in before.items():
+        new = attributes.get(name, _ABSENT)
         if old is new or not (isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor)):
             continue
-        if name in before:
-            attributes[name] = old
-        else:
+        if old is _ABSENT:
             del attributes[name]
+        else:
+            attributes[name] = old
 
 
 @contextmanager
 def buffers_watched(module: nn.Module) -> Iterator[None]:
     """Raise CaptureError when the block puts another tensor in the place of a buffer: no operator shows that."""
-    before = [(name, child._buffers, dict(child._buffers)) for name, child in module.named_modules()]
+    names = names_of(module)
+    before = [(child, child._buffers, dict(child._buffers)) for child in names if child._buffers]
     yield
-    for where, buffers, old in before:
+    for child, buffers, old in before:
         for name, tensor in old.items():
             if buffers.get(name) is not tensor:
-                label = f"{where}.{name}" if where else name
+                label = f"{names[child]}.{name}" if names[child] else name
                 raise CaptureError(
                     f"forward replaces buffer {label!r}, which the module keeps from call to call; an archive cannot. "
                     "Make it an input and an output"

@@ -5,6 +5,7 @@ import operator
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -77,7 +78,7 @@ class TracedLayer:
             if argument.is_leaf:
                 continue
             within = range(argument.start, argument.stop)
-            used = sorted({*self.inputs, *self.changed} & set(within))
+            used = sorted(leaf for leaf in {*self.inputs, *self.changed} if leaf in within)
             if not any(leaf in within for leaf in self.changed):
                 tensors = [leaf for leaf in within if isinstance(arguments.leaves[leaf], torch.Tensor)]
                 if used not in ([], tensors):
@@ -94,14 +95,15 @@ class TracedLayer:
         return shift
 
 
-def _parts(argument: Argument, size: int) -> list[range]:
+@lru_cache(maxsize=64)
+def _parts(argument: Argument, size: int) -> tuple[range, ...]:
     """Leaves of each part of a container; parts are of `size` leaves where its children are leaves."""
     children = tree_spec_from_name(argument.kind)[1].children()
     sizes = [child.num_leaves for child in children]
     if all(child.is_leaf() for child in children):
         sizes = [size] * (len(children) // size)
     ends = itertools.accumulate(sizes, initial=argument.start)
-    return [range(start, stop) for start, stop in itertools.pairwise(ends)]
+    return tuple(range(start, stop) for start, stop in itertools.pairwise(ends))
 
 
 @dataclass

@@ -5,15 +5,35 @@ export asks for all parts some twenty times, and that was a tenth of what a furt
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, Final
 
 import torch
 from torch import nn
 
-__all__ = ["modules_of", "named_modules_of", "named_tensors_of"]
+__all__ = [
+    "attribute_of",
+    "modules_of",
+    "named_modules_of",
+    "named_parameters_of",
+    "named_tensors_of",
+    "names_of",
+    "own_attributes",
+    "parts_known",
+]
+
+# What every module has: bookkeeping of torch, not a property of the module.
+_BOOKKEEPING: Final = frozenset(vars(nn.Module()))
+_KNOWN: ContextVar[tuple[nn.Module, list[nn.Module]] | None] = ContextVar("t2n_hf_parts_known", default=None)
 
 
 def modules_of(module: nn.Module) -> list[nn.Module]:
     """What `module.modules()` gives: itself and all parts, each once, outer ones first."""
+    known = _KNOWN.get()
+    if known is not None and known[0] is module:
+        return known[1]
     found: dict[nn.Module, None] = {}
 
     def visit(part: nn.Module) -> None:
@@ -24,6 +44,54 @@ def modules_of(module: nn.Module) -> list[nn.Module]:
 
     visit(module)
     return list(found)
+
+
+@contextmanager
+def parts_known(module: nn.Module) -> Iterator[None]:
+    """Let `modules_of(module)` not look again in the block, in which no part is put in the place of another."""
+    token = _KNOWN.set((module, modules_of(module)))
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def own_attributes(module: nn.Module) -> set[str]:
+    """Names of the attributes that a module itself has, without torch's bookkeeping."""
+    return vars(module).keys() - _BOOKKEEPING
+
+
+def names_of(module: nn.Module) -> dict[nn.Module, str]:
+    """What `module.named_modules()` gives, parts before names: each part once, under its first name."""
+    found: dict[nn.Module, str] = {}
+
+    def visit(name: str, part: nn.Module) -> None:
+        found[part] = name
+        prefix = f"{name}." if name else ""
+        for key, child in part._modules.items():
+            if child is not None and child not in found:
+                visit(prefix + key, child)
+
+    visit("", module)
+    return found
+
+
+def attribute_of(module: nn.Module, name: str) -> Any:  # noqa: ANN401 - any attribute
+    """What `getattr(module, name, None)` gives.
+
+    Torch looks in vain for an attribute in many places, and words an error; most parts lack what is asked of all.
+    """
+    own = vars(module)
+    if name in own:
+        return own[name]
+    if name in own["_modules"] or name in own["_parameters"] or name in own["_buffers"]:
+        return getattr(module, name, None)
+    return getattr(module, name, None) if _class_may_have(type(module), name) else None  # type: ignore[arg-type]
+
+
+@cache
+def _class_may_have(kind: type[nn.Module], name: str) -> bool:
+    return hasattr(kind, name) or kind.__getattr__ is not nn.Module.__getattr__
 
 
 def named_modules_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -44,9 +112,20 @@ def named_modules_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
 def named_tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter, then every buffer, under each of its names."""
     parts = named_modules_of(module)
-    for kind in ("_parameters", "_buffers"):
-        for name, part in parts:
+    yield from _tensors_in(parts, "_parameters")
+    yield from _tensors_in(parts, "_buffers")
+
+
+def named_parameters_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What `module.named_parameters(remove_duplicate=False)` gives: every parameter, under each of its names."""
+    return _tensors_in(named_modules_of(module), "_parameters")
+
+
+def _tensors_in(parts: list[tuple[str, nn.Module]], kind: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, part in parts:
+        tensors = vars(part)[kind]
+        if tensors:
             prefix = f"{name}." if name else ""
-            for key, tensor in getattr(part, kind).items():
+            for key, tensor in tensors.items():
                 if tensor is not None:
                     yield prefix + key, tensor

@@ -6,6 +6,7 @@ from transformers import DynamicCache
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches.whole import CacheShape, WholeCache, cache_parameter, cache_shapes
+from t2n_hf.trace.layers import bind, register_leaf_setter
 
 BASE = {
     "hidden_size": 64,
@@ -135,3 +136,26 @@ def test_the_cache_parameter_is_found_by_annotation_then_by_name():
     assert cache_parameter(annotated) == "memory"
     assert cache_parameter(named) == "past_key_values"
     assert cache_parameter(neither) is None
+
+
+def test_leaves_of_a_whole_cache_are_replaced_one_by_one():
+    from_layers = torch.arange(6.0).reshape(6, 1, 1, 1, 1)
+    cache = WholeCache(list(from_layers))
+    layers = list(cache.layers)
+    new = {1: torch.ones(1, 1, 2, 1), 4: torch.zeros(1, 1, 2, 1)}
+    arguments = bind(Given(), (cache,), {}, "a layer")
+    arguments.replace(new)
+    assert cache.tensors()[1] is new[1]
+    assert cache.tensors()[4] is new[4]
+    assert [float(tensor) for at, tensor in enumerate(cache.tensors()) if at not in new] == [0.0, 2.0, 3.0, 5.0]
+    assert all(mine is other for mine, other in zip(cache.layers, layers, strict=True))
+
+
+def test_a_class_has_one_way_to_replace_leaves():
+    with pytest.raises(ValueError, match="WholeCache"):
+        register_leaf_setter(WholeCache, lambda _cache, _tensors: None)
+
+
+class Given(torch.nn.Module):
+    def forward(self, cache):
+        return cache

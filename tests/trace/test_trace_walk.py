@@ -3,7 +3,16 @@
 import torch
 from torch import nn
 
-from t2n_hf.trace.walk import modules_of, named_modules_of, named_tensors_of
+from t2n_hf.trace.walk import (
+    attribute_of,
+    modules_of,
+    named_modules_of,
+    named_parameters_of,
+    named_tensors_of,
+    names_of,
+    own_attributes,
+    parts_known,
+)
 
 
 def shared_parts() -> nn.Module:
@@ -35,3 +44,58 @@ def test_tensors_are_those_of_torch_under_each_name():
     found = list(named_tensors_of(model))
     assert [name for name, _ in found] == [name for name, _ in expected]
     assert all(mine is theirs for (_, mine), (_, theirs) in zip(found, expected, strict=True))
+
+
+def test_parameters_are_those_of_torch_under_each_name():
+    model = shared_parts()
+    expected = list(model.named_parameters(remove_duplicate=False))
+    found = list(named_parameters_of(model))
+    assert [name for name, _ in found] == [name for name, _ in expected]
+    assert all(mine is theirs for (_, mine), (_, theirs) in zip(found, expected, strict=True))
+
+
+def test_each_part_has_its_first_name():
+    model = shared_parts()
+    assert [(name, part) for part, name in names_of(model).items()] == list(model.named_modules())
+
+
+class Delegating(nn.Module):
+    kind = "by its class"
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.own = 3
+
+    @property
+    def computed(self):
+        return self.own + 1
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._modules["inner"], name)
+
+
+def test_an_attribute_is_the_one_that_python_finds():
+    delegating, plain = Delegating(nn.Linear(2, 3)), shared_parts()
+    names = ("own", "kind", "computed", "inner", "weight", "out_features", "forward", "nowhere", "0", "scale", "empty")
+    for part in (delegating, plain, plain[0], plain[3]):
+        for name in names:
+            found, expected = attribute_of(part, name), getattr(part, name, None)
+            assert found is expected or found == expected
+
+
+def test_own_attributes_are_those_that_a_bare_module_lacks():
+    assert own_attributes(nn.Linear(2, 3)) == {"in_features", "out_features"}
+    assert own_attributes(shared_parts()) == {"again", "empty"}
+
+
+def test_parts_that_are_known_are_looked_up_again_after_the_block():
+    model = shared_parts()
+    with parts_known(model):
+        model.append(nn.ReLU())
+        assert model[-1] not in modules_of(model)
+        assert modules_of(model[1]) == list(model[1].modules())
+    assert modules_of(model) == list(model.modules())

@@ -7,7 +7,7 @@ empty tensor), a sliding-window model keeps its sliding mask, and pytree functio
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -19,6 +19,7 @@ from transformers.configuration_utils import get_head_shapes
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches.trees import register_cache_trees
+from t2n_hf.trace.layers import register_leaf_setter
 
 __all__ = ["ATTENTION_KINDS", "CacheShape", "WholeCache", "WholeLayer", "cache_parameter", "cache_shapes"]
 
@@ -102,6 +103,12 @@ def _unflatten(tensors: Any, _context: Any) -> WholeCache:  # noqa: ANN401 - pyt
     return WholeCache(list(tensors))
 
 
+def _put(cache: WholeCache, tensors: Mapping[int, torch.Tensor]) -> None:
+    for number, tensor in tensors.items():
+        setattr(cache.layers[number // 2], "values" if number % 2 else "keys", tensor)
+
+
+register_leaf_setter(WholeCache, _put)
 # The class is ours, so that this never clashes with a registration of DynamicCache by somebody else.
 pytree.register_pytree_node(WholeCache, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
 register_cache_trees()

@@ -157,7 +157,8 @@ _WITHOUT_BEGINNING: Final = frozenset({"mamba_selective_scan"})
 
 def begins_anew(model: nn.Module) -> bool:
     """Whether layers of `model`, as transformers runs them, forget their state at every call of several tokens."""
-    return has_griffin(model) or any(_names(type(module)) & _WITHOUT_BEGINNING for module in modules_of(model))
+    kinds = set(map(type, modules_of(model)))
+    return has_griffin(model) or any(_names(kind) & _WITHOUT_BEGINNING for kind in kinds)
 
 
 @contextmanager
@@ -166,8 +167,10 @@ def capturable_recurrences(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for rewritten in (capturable_griffin, capturable_lightning, capturable_rwkv, capturable_xlstm):
             stack.enter_context(rewritten(model))
-        for module in modules_of(model):
-            if _names(type(module)):
+        modules = modules_of(model)
+        walking = {kind for kind in set(map(type, modules)) if _names(kind)}
+        for module in modules:
+            if type(module) in walking:
                 forward = _rewritten(type(module))  # type: ignore[arg-type]
                 stack.enter_context(methods_replaced(module, {"forward": forward}))
         yield

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from t2n_hf.errors import ConfigError
+from t2n_hf.trace.walk import attribute_of, names_of
 
 __all__ = ["capturable_rotary", "rope_switch"]
 
@@ -60,7 +61,7 @@ def capturable_rotary(model: nn.Module) -> Iterator[None]:
 
     Raises ConfigError for a model with length-dependent frequencies per kind of layer.
     """
-    found = {name: module for name, module in model.named_modules() if _is_length_dependent(module)}
+    found: dict[str, Any] = {name: module for module, name in names_of(model).items() if _is_length_dependent(module)}
     original = {name: (module.rope_type, module.inv_freq) for name, module in found.items()}
     try:
         for name, module in found.items():
@@ -78,7 +79,7 @@ def capturable_rotary(model: nn.Module) -> Iterator[None]:
 
 
 def _is_length_dependent(module: nn.Module) -> bool:
-    kind = getattr(module, "rope_type", None)
+    kind = attribute_of(module, "rope_type")
     if isinstance(kind, Mapping):
         if any(_names_length(k) for k in kind.values()):
             raise ConfigError(

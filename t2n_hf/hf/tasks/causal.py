@@ -24,7 +24,7 @@ from t2n_hf.hf.capturable.rotary import rope_switch
 from t2n_hf.hf.tasks.layout import cache_example, cache_layout, cache_names
 from t2n_hf.hf.tasks.settings import capture_settings, last_position_only, layer_lists, takes
 from t2n_hf.trace.interface import Interface
-from t2n_hf.trace.walk import modules_of
+from t2n_hf.trace.walk import attribute_of, modules_of
 
 __all__ = ["CausalOptions", "causal_interface"]
 
@@ -233,7 +233,7 @@ def _refuse_what_is_not_causal(model: PreTrainedModel) -> None:
             f"{name} wants the whole text in each call, beside a cache of its prompt and past, which is not supported; "
             "export it with example_args of its own"
         )
-    layers = [module for module in modules_of(model) if getattr(module, "is_decoder", None) is not None]
+    layers = [module for module in modules_of(model) if attribute_of(module, "is_decoder") is not None]
     if layers and not any(layer.is_decoder for layer in layers):
         raise ConfigError(
             f"tokens of this {name} see those behind them, because its configuration says is_decoder=False: load it "

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from t2n_hf.hf.caches.states import KEY_VALUE_LENGTH, LayerStates, keeps_states, states_of
 from t2n_hf.hf.caches.whole import CacheShape, cache_shapes
 from t2n_hf.hf.tasks.settings import capture_settings
-from t2n_hf.trace.walk import modules_of
+from t2n_hf.trace.walk import attribute_of, modules_of
 
 __all__ = ["cache_example", "cache_layout", "cache_names"]
 
@@ -39,9 +39,11 @@ def _are_those_of(model: PreTrainedModel, shapes: Sequence[CacheShape]) -> bool:
     Layers of two kinds may have other numbers of heads, or values another size than keys, under names of their own.
     """
     for module in modules_of(model):
-        layer, parts = getattr(module, "layer_idx", None), [getattr(module, f"{side}_proj", None) for side in "kv"]
-        widths = [getattr(part, "out_features", None) for part in parts]
-        if isinstance(layer, int) and layer < len(shapes) and None not in widths:
+        layer = attribute_of(module, "layer_idx")
+        if not isinstance(layer, int) or layer >= len(shapes):
+            continue
+        widths = [getattr(attribute_of(module, name), "out_features", None) for name in ("k_proj", "v_proj")]
+        if None not in widths:
             shape = shapes[layer]
             if widths != [shape.key_heads * shape.key_dim, shape.value_heads * shape.value_dim]:
                 return False

@@ -13,15 +13,17 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches.states import growing
+from t2n_hf.hf.capturable.causal_masks import capturable_masks
 from t2n_hf.hf.capturable.forwards import capturable_forwards
 from t2n_hf.hf.capturable.indexers import capturable_indexers
+from t2n_hf.hf.capturable.languages import capturable_languages
 from t2n_hf.hf.capturable.own_caches import own_cache
 from t2n_hf.hf.capturable.recurrence import capturable_recurrences
 from t2n_hf.hf.capturable.rotary import capturable_rotary
 from t2n_hf.hf.capturable.routed_experts import capturable_experts
 from t2n_hf.hf.capturable.windows import capturable_windows
 from t2n_hf.trace.swap import evaluating
-from t2n_hf.trace.walk import modules_of
+from t2n_hf.trace.walk import attribute_of, modules_of, names_of, parts_known
 
 __all__ = [
     "capture_settings",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 
+_NONE: Final[frozenset[int]] = frozenset()
 # What transformers notes in a model whose layers have hooks that collect hidden states.
 _HOOKED: Final = "_output_capturing_hooks_installed"
 # How configurations call the number of positions (the last ones: MPT, SpeechT5).
@@ -53,14 +56,25 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
         if _is_replaced(model.config._attn_implementation):
             stack.callback(model.set_attn_implementation, model.config._attn_implementation)
             model.set_attn_implementation("sdpa")
-        stack.callback(model.set_experts_implementation, model.get_experts_implementation())
-        model.set_experts_implementation("batched_mm")
-        stack.enter_context(_hooks_installed(model))
+        if any(part._can_set_experts_implementation() for part in _models_in(model)):
+            stack.callback(model.set_experts_implementation, model.get_experts_implementation())
+            model.set_experts_implementation("batched_mm")
         stack.enter_context(capturable_rotary(model))
-        stack.enter_context(capturable_recurrences(model))
-        for capturable in (capturable_experts, capturable_forwards, capturable_indexers, capturable_windows):
-            stack.enter_context(capturable(model))
+        with parts_known(model):
+            for set_up in (_hooks_installed, capturable_recurrences, *_CAPTURABLE):
+                stack.enter_context(set_up(model))
         yield
+
+
+_CAPTURABLE: Final = (
+    *(capturable_experts, capturable_forwards, capturable_indexers, capturable_languages),
+    *(capturable_masks, capturable_windows),
+)
+
+
+def _models_in(module: nn.Module) -> list[PreTrainedModel]:
+    """The models that `module` has, and itself if it is one."""
+    return [part for part in modules_of(module) if isinstance(part, PreTrainedModel)]
 
 
 def _is_replaced(attention: str) -> bool:
@@ -81,22 +95,22 @@ def _hooks_installed(model: PreTrainedModel) -> Iterator[None]:
     a model is left to transformers. For the same reason those of this block go with it.
     """
     modules = modules_of(model)
-    before = [(module, set(module._forward_hooks)) for module in modules]
+    before = [set(module._forward_hooks) if module._forward_hooks else _NONE for module in modules]
     with ExitStack() as stack:
-        for part in modules:
-            if isinstance(part, PreTrainedModel) and not any(map(_has_hooks, part.modules())):
-                inside = [module for module in part.modules() if isinstance(module, PreTrainedModel)]
+        for part in _models_in(model):
+            if not _has_hooks(part) and not any(map(_has_hooks, modules_of(part))):
+                inside = _models_in(part)
                 maybe_install_capturing_hooks(part)
                 for marked in filter(_has_hooks, inside):
                     stack.callback(delattr, marked, _HOOKED)
-        for module, hooks in before:
-            for number in set(module._forward_hooks) - hooks:
+        for module, hooks in zip(modules, before, strict=True):
+            for number in set(module._forward_hooks) - hooks if module._forward_hooks else _NONE:
                 stack.callback(module._forward_hooks.pop, number, None)
         yield
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    return getattr(module, _HOOKED, False)
+    return bool(attribute_of(module, _HOOKED))
 
 
 def usable_context(model: PreTrainedModel) -> int | None:
@@ -134,10 +148,9 @@ def layer_lists(model: PreTrainedModel) -> tuple[str, ...]:
     """Names, inside the wrapper, of the lists that hold the model's layers: as long as it has layers, and outermost."""
     depth = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
     found: list[str] = []
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in found)
-        if isinstance(module, nn.ModuleList) and len(module) == depth and not inside:
-            found.append(name)
+    for module, name in names_of(model).items():
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            found += [] if any(name.startswith(f"{outer}.") for outer in found) else [name]
     return tuple(f"model.{name}" for name in found)
 
 
