@@ -93,8 +93,7 @@ def bilinear(emit: Emit, left: Value, right: Value, weight: Value, bias: Value |
     count, rows, columns = weight.shape
     flat = emit.reshape(emit.transpose(weight, [1, 0, 2]), (rows, count * columns))
     first = emit.unsqueeze(left, [0]) if left.rank == 1 else left
-    wide = emit.matmul(emit.cast(first, emit.dtype), emit.cast(flat, emit.dtype))
-    wide = emit.reshape(wide, (*left.shape[:-1], count, columns))
+    wide = emit.reshape(_product(emit, first, flat), (*left.shape[:-1], count, columns))
     products = emit.binary("mul", wide, emit.unsqueeze(right, [right.rank - 1]), emit.dtype)
     total = emit.reduce("sum_reduce", products, [products.rank - 1], keepdim=False)
     return total if bias is None else emit.binary("add", total, bias, emit.dtype)

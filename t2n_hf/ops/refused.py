@@ -47,3 +47,9 @@ def factors_matrices(emit: Emit, *_: object, **__: object) -> NoReturn:
     raise emit.refuse(
         "tract has no operator that factors matrices; compute it outside, and make it a weight or an input"
     )
+
+
+@_emits(_aten.embedding_renorm.default)
+def renorms(emit: Emit, *_: object, **__: object) -> NoReturn:
+    """Refused."""
+    raise emit.refuse("it shortens the rows of a table that it reads (max_norm); shorten all of them before the export")

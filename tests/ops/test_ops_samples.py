@@ -12,8 +12,9 @@ MOST = 3
 
 # Which of equal elements comes first, torch leaves open for these: their integers and booleans are not compared.
 OF_FLOATS_ONLY = ("argsort", "kthvalue", "median", "msort", "sort", "topk")
-# Some of the forms of these are refused: a mask beside other indices, the norm of singular values.
-REFUSED = ("index_put", "norm")
+# Some of the forms of these are refused: a mask beside other indices, the norm of singular values, rows that are
+# shortened while they are read.
+REFUSED = ("index_put", "nn.functional.embedding_bag", "norm")
 NAMES = (
     *("abs", "acos", "acosh", "add", "addbmm", "addcdiv", "addcmul", "addmm", "addmv", "addr", "all", "amax", "amin"),
     *("aminmax", "angle", "any", "argmax", "argmin", "argsort", "asin", "asinh", "atan", "atan2", "atanh"),

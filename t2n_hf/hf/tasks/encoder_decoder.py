@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches.cross import RecordedCaches, WholePairCache
 from t2n_hf.hf.caches.whole import cache_parameter
+from t2n_hf.hf.capturable.causal_masks import causal_with_cache
 from t2n_hf.hf.tasks.inputs import ModelInput, main_input, token_inputs
 from t2n_hf.hf.tasks.pipeline import Pipeline
 from t2n_hf.hf.tasks.settings import capture_settings, last_position_only, outer_lists, takes, usable_context
@@ -27,8 +28,6 @@ __all__ = ["encoder_decoder_pipeline"]
 
 _NEW: Final = 3
 _PAST: Final = 6
-# With a cache these are right for one token at a time alone.
-_ONE_BY_ONE: Final = frozenset({"FSMTForConditionalGeneration"})
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,6 @@ def encoder_decoder_pipeline(
     cache_name = cache_parameter(model.forward)
     if cache_name is None:
         raise ConfigError(f"{type(model).__name__} takes no key/value cache, which {task.name} needs")
-    if type(model).__name__ in _ONE_BY_ONE:
-        raise ConfigError(
-            f"{type(model).__name__} gives its decoder no causal mask when it keeps a cache: several tokens of one "
-            "call would see each other. Export its whole forward, with use_cache=False, from example_args"
-        )
     if getattr(model.config, "encoder_attention_type", None) == "transient-global":
         raise ConfigError(
             f"{type(model).__name__} attends to sums of blocks of tokens ('transient-global'), whose number is "
@@ -232,13 +226,20 @@ class _Decoder(nn.Module):
         arguments: dict[str, Any] = {self._cache_name: cache, **_cached(self.model), "return_dict": True}
         if masks:
             arguments["attention_mask"] = masks[0]
-        with last_position_only(None if self.all_logits else self.model.get_output_embeddings()):
+        head = None if self.all_logits else _head(self.model)
+        with last_position_only(head), causal_with_cache(self.model):
             outputs = self.model(
                 encoder_outputs=_States(last_hidden_state=states, pooler_output=states),
                 decoder_input_ids=input_ids,
                 **arguments,
             )
         return (outputs.logits, *cache.self_attention_cache.tensors())
+
+
+def _head(model: PreTrainedModel) -> Any:  # noqa: ANN401 - a module, or None
+    """The layer that gives the logits. FSMT names its table of tokens in its place."""
+    head = model.get_output_embeddings()
+    return getattr(model.get_decoder(), "output_projection", head) if isinstance(head, nn.Embedding) else head
 
 
 def _decoder_interface(

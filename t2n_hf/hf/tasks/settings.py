@@ -13,7 +13,6 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches.states import growing
-from t2n_hf.hf.capturable.causal_masks import capturable_masks
 from t2n_hf.hf.capturable.forwards import capturable_forwards
 from t2n_hf.hf.capturable.indexers import capturable_indexers
 from t2n_hf.hf.capturable.languages import capturable_languages
@@ -68,7 +67,7 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
 
 _CAPTURABLE: Final = (
     *(capturable_experts, capturable_forwards, capturable_indexers, capturable_languages),
-    *(capturable_masks, capturable_windows),
+    capturable_windows,
 )
 
 
