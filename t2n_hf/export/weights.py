@@ -7,6 +7,7 @@ class that has an offload state writes its own payload, packed bytes as they are
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ import torch
 
 from t2n_hf.contract import InferenceTarget, OffloadState, SupportsOffloadState
 from t2n_hf.dtypes import dtype_named, dtype_of
-from t2n_hf.errors import FormatError, QuantizationError
+from t2n_hf.errors import FormatError
+from t2n_hf.export.casts import Cast
 from t2n_hf.hf.late import LateContent
 from t2n_hf.hf.plan import Choice
 from t2n_hf.nnef.dat import (
@@ -37,8 +39,8 @@ from t2n_hf.tensor.transposed import TransposedTensor
 __all__ = ["PlannedWeight", "Weight", "plan_weight", "total_by_format"]
 
 _CHUNK_NBYTES: Final = 1 << 20
-# Of rows that are quantized: each group costs a quarter of a millisecond beside its bytes.
-_GROUP_NBYTES: Final = 4 << 20
+# Of rows that are quantized: each group costs a quarter of a millisecond by itself, and larger ones leave the caches.
+_GROUP_NBYTES: Final = 2 << 20
 _BLOCK_PAYLOADS: Final = {"q4_0": q4_0_payload, "q8_1": q8_1_payload}
 
 
@@ -93,8 +95,12 @@ def plan_weight(weight: Weight, target: InferenceTarget) -> PlannedWeight:
     Raises FormatError, naming the weight, for what no `.dat` file can hold: 4 GiB, rank 9, rows of no whole blocks.
     """
     stored = _stored_dtype(weight, target)
-    header = _nothing(weight.shape, weight.format if weight.format in BLOCK_FORMATS else stored).header
-    header.check(weight.name)
+    wanted = weight.shape, weight.format if weight.format in BLOCK_FORMATS else stored
+    try:
+        header = _fitting(*wanted)
+    except FormatError:
+        header = _nothing(*wanted).header
+        header.check(weight.name)  # says whose it is
     late = _late_content(weight) if weight.format in BLOCK_FORMATS else None
     return PlannedWeight(
         label=weight.label,
@@ -119,6 +125,14 @@ def _late_content(weight: Weight) -> LateContent | None:
 def _writes_its_own(owner: Any) -> bool:  # noqa: ANN401 - a class with an offload state
     ours: Any = SupportsOffloadState.write_offload_state_in_file
     return owner.write_offload_state_in_file.__func__ is not ours.__func__
+
+
+@lru_cache(maxsize=256)
+def _fitting(shape: tuple[int, ...], format_name: str) -> DatHeader:
+    """The header of a `.dat`, which its layers share. Raises FormatError for one that cannot be."""
+    header = _nothing(shape, format_name).header
+    header.check("?")
+    return header
 
 
 def _nothing(shape: tuple[int, ...], format_name: str) -> Payload:
@@ -158,9 +172,9 @@ def _open(weight: Weight, stored: str, target: InferenceTarget, scratch: Path) -
     if weight.format in BLOCK_FORMATS:
         raise FormatError(f"weight {weight.name!r} is a {type(value).__name__}, which does not write {weight.format}")
     source = value.source_range if isinstance(value, OffloadedTensor) else None
-    chunks = _range_chunks(source, stored) if source is not None else _tensor_chunks(value, stored)
-    refused = _refuse_bad_values(weight.name, stored) if weight.finite and dtype_named(stored).is_float else None
-    return dense_payload(weight.shape, stored, lambda: (_raw(chunk, refused) for chunk in chunks()))
+    name = weight.name if weight.finite and dtype_named(stored).is_float else None
+    chunks = _range_chunks(source, stored, name) if source is not None else _tensor_chunks(value, stored, name)
+    return dense_payload(weight.shape, stored, chunks)
 
 
 def _turned(value: torch.Tensor) -> torch.Tensor:
@@ -227,29 +241,12 @@ def _row_groups(value: torch.Tensor, *, transposed: bool) -> Iterator[torch.Tens
         yield dense[start:stop].contiguous() if source is None else source.rows(start, stop).read()
 
 
-class _Cast:
-    """Casts up to `count` values at a time, into memory that the next call overwrites."""
-
-    def __init__(self, held: torch.dtype, wanted: torch.dtype) -> None:
-        self.count = _CHUNK_NBYTES // max(held.itemsize, wanted.itemsize)
-        # torch casts bf16 to f16 value by value, but either to or from f32 with the vectors of the processor.
-        steps = (torch.float32, wanted) if (held, wanted) == (torch.bfloat16, torch.float16) else (wanted,)
-        self._buffers = [] if held == wanted else [torch.empty(0, dtype=dtype) for dtype in steps]
-
-    def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        for place, buffer in enumerate(self._buffers):
-            if buffer.numel() < values.numel():
-                buffer = self._buffers[place] = buffer.new_empty(values.numel())
-            values = buffer[: values.numel()].copy_(values)
-        return values
-
-
-def _tensor_chunks(value: torch.Tensor, stored: str) -> Callable[[], Iterator[torch.Tensor]]:
+def _tensor_chunks(value: torch.Tensor, stored: str, name: str | None) -> Callable[[], Iterator[Buffer]]:
     wanted = getattr(torch, dtype_named(stored).torch)
 
-    def chunks() -> Iterator[torch.Tensor]:
+    def chunks() -> Iterator[Buffer]:
         flat = opaque_to_final_tensor(_unrounded(value.detach())).cpu().contiguous().reshape(-1)
-        cast = _Cast(flat.dtype, wanted)
+        cast = Cast(flat.dtype, wanted, name)
         for start in range(0, flat.numel(), cast.count):
             yield cast(flat[start : start + cast.count])
 
@@ -262,35 +259,15 @@ def _unrounded(value: torch.Tensor) -> torch.Tensor:
     return value.to(torch.float32) if packed else value
 
 
-def _range_chunks(source: ByteRange, stored: str) -> Callable[[], Iterator[torch.Tensor]]:
-    held, wanted = (getattr(torch, dtype_named(name).torch) for name in (source.dtype, stored))
+def _range_chunks(source: ByteRange, stored: str, name: str | None) -> Callable[[], Iterator[Buffer]]:
+    held, wanted = (getattr(torch, dtype_named(kind).torch) for kind in (source.dtype, stored))
 
-    def chunks() -> Iterator[torch.Tensor]:
-        cast = _Cast(held, wanted)
+    def chunks() -> Iterator[Buffer]:
+        cast = Cast(held, wanted, name)
         for chunk in source.chunks(cast.count * held.itemsize):
             yield cast(torch.frombuffer(chunk, dtype=held))
 
     return chunks
-
-
-def _raw(chunk: torch.Tensor, check: Callable[[torch.Tensor], None] | None) -> memoryview:
-    if check is not None:
-        check(chunk)
-    return memoryview(chunk.numpy()).cast("B")  # type: ignore[arg-type]
-
-
-def _refuse_bad_values(name: str, stored: str) -> Callable[[torch.Tensor], None]:
-    def check(chunk: torch.Tensor) -> None:
-        low, high = (float(bound) for bound in torch.aminmax(chunk))
-        if low != low or high != high:
-            raise QuantizationError(f"weight {name!r} holds NaN: the model is damaged; nothing was exported")
-        if stored == "f16" and max(-low, high) == float("inf"):
-            raise QuantizationError(
-                f"weight {name!r} holds a value beyond {torch.finfo(torch.float16).max:.0f}, the largest of f16; "
-                "export with dtype='f32'"
-            )
-
-    return check
 
 
 def total_by_format(weights: Iterable[PlannedWeight]) -> dict[str, tuple[int, int]]:

@@ -171,13 +171,19 @@ def test_without_a_compiler_torch_quantizes(tmp_path, monkeypatch):
 
 
 @needs_compiler
-def test_code_that_gives_other_blocks_is_not_used(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "change",
+    [("8.5f", "8.4f"), ("0xFFFu + ", "0x1000u + "), ("> (low & MAGNITUDE) ?", "> 0 ?"), ("++first;", "break;")],
+    ids=str,
+)
+def test_code_that_gives_other_blocks_is_not_used(tmp_path, monkeypatch, change):
     wrong = tmp_path / "q4_0_quantize.c"
-    wrong.write_text(native_quantize.SOURCE.read_text().replace("8.5f", "8.4f"))
+    assert change[0] in native_quantize.SOURCE.read_text()
+    wrong.write_text(native_quantize.SOURCE.read_text().replace(*change))
     monkeypatch.setattr(native_quantize, "SOURCE", wrong)
     found, reason = native_quantizer(tmp_path / "code")
     assert found is None
-    assert reason == "the compiled code gives other blocks than torch for torch.bfloat16"
+    assert reason.startswith("the compiled code gives other blocks than torch for torch.")
     assert torch.equal(NativeQuantizing(tmp_path / "code").quantize(noise(4, 32)), quantize_rows(noise(4, 32)))
 
 

@@ -77,6 +77,8 @@ def _probe(quantizer: NativeQuantizer) -> str | None:
     rows[1] = rows[1].round().clamp_(-1, 1)  # zeros of both signs
     rows[65] = rows[65].div_(1000).round_().clamp_(-2, 2)  # the largest magnitude, with both signs
     rows[66], rows[67] = rows[66].abs(), -rows[67].abs()
+    for row in (68, 69):  # scales halfway between two numbers of f16: the even one is above, and below
+        rows[row] = 8 + (2 * (torch.arange(rows.shape[1], device="cpu") + row) + 1) / 256
     for dtype in _NAMES:
         held = rows.clamp(-60000, 60000).to(dtype)
         found = quantizer.quantize(held)

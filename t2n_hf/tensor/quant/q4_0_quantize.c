@@ -56,7 +56,8 @@ static inline float of_bf16(uint16_t value)
 
 /*
  * The number of largest magnitude of a block, the first one among equals. Magnitudes are ordered as their bits are: the
- * largest as signed integers is the largest of the positive ones, and as unsigned integers the deepest negative one.
+ * largest as signed integers is the largest of the positive ones, and as unsigned integers the deepest negative one. When
+ * all are of one sign, both are the same number.
  */
 #define DEFINE_LARGEST(NAME, BITS, SIGNED, MAGNITUDE)                                                                  \
     static inline BITS NAME(const BITS *values)                                                                        \
@@ -67,8 +68,6 @@ static inline float of_bf16(uint16_t value)
             high = (SIGNED)values[i] > high ? (SIGNED)values[i] : high;                                                \
         for (int i = 1; i < BLOCK; ++i)                                                                                \
             low = values[i] > low ? values[i] : low;                                                                   \
-        if (high < 0 || low <= MAGNITUDE) /* all of one sign */                                                        \
-            return low;                                                                                                \
         if ((BITS)high != (low & MAGNITUDE))                                                                           \
             return (BITS)high > (low & MAGNITUDE) ? (BITS)high : low;                                                  \
         int first = 0;                                                                                                 \
