@@ -34,13 +34,17 @@ def longt5(kind=hf.LongT5Model, **changes):
     return models.build(kind, hf.LongT5Config(vocab_size=64, local_radius=3, **sizes, **changes))
 
 
+def longt5_sums(kind=hf.LongT5Model, **changes):
+    return longt5(kind, **{"encoder_attention_type": "transient-global", "global_block_size": 4} | changes)
+
+
 def canine(kind=hf.CanineModel):
     hashes = {"num_hash_buckets": 32, "num_hash_functions": 2, "downsampling_rate": 4, "local_transformer_stride": 6}
     tokens = {"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 32}
     return models.build(kind, hf.CanineConfig(**hashes, **tokens, **_LAYERS))
 
 
-MODELS = {"longformer": longformer, "led": led, "longt5": longt5}
+MODELS = {"longformer": longformer, "led": led, "longt5": longt5, "longt5_sums": longt5_sums}
 
 
 def inputs(model, length, *, padded=True, seen_by_all=()):
@@ -136,8 +140,29 @@ def test_a_classifier_whose_first_token_sees_all_has_any_length(tmp_path):
 
 
 @pytest.mark.tract
-def test_an_encoder_in_blocks_has_any_length(tmp_path):
-    assert export_nnef(longt5(hf.LongT5EncoderModel), tmp_path / "out").check == "passed"
+@pytest.mark.parametrize("make", [longt5, longt5_sums])
+def test_an_encoder_in_blocks_has_any_length(make, tmp_path):
+    assert export_nnef(make(hf.LongT5EncoderModel), tmp_path / "out").check == "passed"
+
+
+@pytest.mark.tract
+def test_an_encoder_with_sums_of_blocks_has_a_decoder(tmp_path):
+    model = longt5_sums(hf.LongT5ForConditionalGeneration, decoder_start_token_id=0)
+    assert export_nnef(model, tmp_path / "out").check == "passed"
+
+
+@pytest.mark.parametrize("shift", [-7, -3, 3, 7])
+def test_sums_of_blocks_of_padding_on_either_side(shift):
+    model = longt5_sums()
+    given = inputs(model, 23, padded=False)
+    mask = torch.ones_like(given["input_ids"])
+    mask[1, :shift] = 0
+    assert_same(model, given | {"attention_mask": mask})
+
+
+def test_sums_of_blocks_of_a_size_that_floats_do_not_tell_are_refused():
+    with pytest.raises(CaptureError, match=r"blocks of 25 tokens \(global_block_size\)"):
+        export_nnef(longt5_sums(hf.LongT5EncoderModel, global_block_size=25), "out", check=False)
 
 
 @pytest.mark.slow

@@ -59,6 +59,8 @@ def _methods(kind: type[nn.Module]) -> Mapping[str, Callable[..., Any]]:
         return {"_downsample_attention_mask": _pooled_mask, "_repeat_molecules": _spread}
     if name == "LongT5LocalAttention":
         return {"forward": _in_blocks}
+    if name == "LongT5TransientGlobalAttention":
+        return {"forward": _in_blocks_and_sums}
     if name == "LongT5Stack":
         return {"forward": in_scope(kind.forward, {"_get_local_attention_mask": _mask_itself})}
     return {}
@@ -173,6 +175,71 @@ def _bias_in_blocks(layer: Any, mask: torch.Tensor | None, length: int, beside: 
         seen = (mask > 0)[:, None, :, None] & (mask > 0)[:, None, None, :] & (distances.abs() < layer.block_len)
         bias = bias + torch.where(seen, 0.0, _UNSEEN)
     return torch.where(beside, bias, torch.finfo(bias.dtype).min)
+
+
+def _in_blocks_and_sums(
+    self: Any,  # noqa: ANN401 - a class of transformers
+    hidden_states: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    output_attentions: bool = False,
+) -> Any:  # noqa: ANN401 - what the layer gives
+    """As `_in_blocks`, with sums of the states of further blocks, G whole ones, among what is seen.
+
+    The bias is [B or 1, heads, S, S + G + 2]: two sums that nothing sees let their number be any.
+    """
+    _refuse_weights(self, output_attentions)
+    if self.global_block_size & (self.global_block_size - 1):
+        raise CaptureError(
+            f"blocks of {self.global_block_size} tokens (global_block_size), which transformers numbers in floats that "
+            "are exact for powers of two alone; no other size is captured"
+        )
+    length, whole = hidden_states.shape[1], hidden_states.shape[1] // self.global_block_size
+    real = torch.ones(hidden_states.shape[:2], dtype=torch.bool) if mask is None else mask > 0
+    ids = _block_ids(real, self.global_block_size)
+    numbers = torch.arange(whole + 2)
+    chosen = (ids[..., None] == numbers).to(hidden_states.dtype)
+    sums = self.global_input_layer_norm(chosen.transpose(1, 2) @ hidden_states)
+    seen = torch.cat([hidden_states, sums], 1)
+    query = _heads(self.q(hidden_states), self.n_heads)
+    key, value = (_heads(part(seen), self.n_heads) for part in (self.k, self.v))
+    blocks = torch.arange(length) // self.block_len
+    beside = (blocks[None, :] - blocks[:, None]).abs() <= 1
+    exists = numbers <= ids.amax(-1, keepdim=True)
+    if position_bias is None:
+        near = _bias_in_blocks(self, mask, length, beside)
+        far = torch.where(numbers < whole, _bias_of_sums(self, real, ids, exists), torch.finfo(near.dtype).min)
+        position_bias = torch.cat([near.expand(far.shape[0], -1, -1, -1), far], -1)
+    result = F.scaled_dot_product_attention(query, key, value, attn_mask=position_bias.to(query.dtype), scale=1.0)
+    if mask is not None:
+        share = (beside.sum(-1).to(result.dtype) + whole) / (3 * self.block_len + whole)
+        alone = ~real & (exists.sum(-1, keepdim=True) == whole)  # padding sees the sums that are of nothing, if any
+        result = torch.where(alone[:, None, :, None], result * share[:, None], result)
+    return self.o(result.transpose(1, 2).flatten(2)), position_bias
+
+
+def _block_ids(real: torch.Tensor, size: int) -> torch.Tensor:
+    """Which block each token is summed in, [B, S] i64; -1 for none. Those behind the last whole one are in that."""
+    places = torch.arange(real.shape[1])
+    ends = real & (places % size == size - 1)
+    last = ends.sum(-1, keepdim=True) - 1
+    return torch.minimum(torch.where(real, places // size, -1), last)
+
+
+def _bias_of_sums(
+    layer: Any,  # noqa: ANN401 - a class of transformers
+    real: torch.Tensor,
+    ids: torch.Tensor,
+    exists: torch.Tensor,
+) -> torch.Tensor:
+    buckets = layer._relative_position_bucket(
+        torch.arange(exists.shape[1]) - ids[..., None],
+        bidirectional=not layer.is_decoder,
+        num_buckets=layer.relative_attention_num_buckets,
+        max_distance=layer.relative_attention_max_distance,
+    )
+    bias: torch.Tensor = layer.global_relative_attention_bias(buckets).permute(0, 3, 1, 2)
+    return bias + torch.where((real[..., None] == exists[:, None])[:, None], 0.0, _UNSEEN)
 
 
 def _in_chunks(

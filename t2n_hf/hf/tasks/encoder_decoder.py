@@ -54,12 +54,6 @@ def encoder_decoder_pipeline(
     cache_name = cache_parameter(model.forward)
     if cache_name is None:
         raise ConfigError(f"{type(model).__name__} takes no key/value cache, which {task.name} needs")
-    if getattr(model.config, "encoder_attention_type", None) == "transient-global":
-        raise ConfigError(
-            f"{type(model).__name__} attends to sums of blocks of tokens ('transient-global'), whose number is "
-            "fixed by torch.export; models with encoder_attention_type='local' have free lengths. Export it with "
-            "example_args of its own, and capture='dispatch' if one length may do"
-        )
     batch = torch.export.Dim("B", min=1)
     inputs = _encoder_inputs(model, batch)
     encoder = _Encoder(model, tuple(given.name for given in inputs), cache_name)
