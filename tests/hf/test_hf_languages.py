@@ -77,3 +77,16 @@ def test_a_decoder_is_exported_with_its_cache(tmp_path):
 def test_without_a_default_language_it_is_refused_with_what_to_do(tmp_path):
     with pytest.raises(CaptureError, match=r"Please call `XmodPreTrainedModel.set_default_language\(\)`"):
         export_nnef(xmod(default_language=None), tmp_path / "out")
+
+
+@pytest.mark.tract
+def test_languages_of_rows_may_be_an_input(tmp_path):
+    given = {
+        "input_ids": ids(3, 5),
+        "attention_mask": torch.ones(3, 5, dtype=torch.int64),
+        "lang_ids": torch.tensor([2, 0, 1]),
+    }
+    rows, length = torch.export.Dim("B", min=1), torch.export.Dim("S", min=1, max=32)
+    free = {"input_ids": {0: rows, 1: length}, "attention_mask": {0: rows, 1: length}, "lang_ids": {0: rows}}
+    report = export_nnef(xmod(), tmp_path / "out", example_kwargs=given, dynamic_shapes=free)
+    assert report.check == "passed"
