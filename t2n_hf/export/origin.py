@@ -12,6 +12,7 @@ from torch import nn
 
 from t2n_hf.errors import CheckpointNotFoundError
 from t2n_hf.export.config import ExportConfig
+from t2n_hf.garbage import collection_paused
 from t2n_hf.hf.companions import fetch_companions
 from t2n_hf.hf.config import Late
 from t2n_hf.hf.loading import checkpoint_folder, load_checkpoint
@@ -49,7 +50,8 @@ def load(
         config = replace(config, weights=None, embeddings=None, lm_head=None)
     # Each weight is read to be written, and then only to check what was written.
     late: Late = "once" if config.check else "always"
-    loaded = load_checkpoint(source, task=config.task, late=late, **given)
+    with collection_paused():
+        loaded = load_checkpoint(source, task=config.task, late=late, **given)
     return loaded, Origin(folder=folder) if Path(source).is_dir() else _from_hub(source, folder), config
 
 

@@ -1,6 +1,7 @@
 """An export of a folder quantizes each matrix while it is written: once, into the same bytes, with the same errors."""
 
 import errno
+import gc
 import hashlib
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from t2n_hf.errors import ConfigError, QuantizationError, StorageError
-from t2n_hf.export import export_nnef, weights
+from t2n_hf.export import export_nnef, origin, weights
 from t2n_hf.hf.late import LateContent
 from t2n_hf.hf.loading import load_checkpoint
 from t2n_hf.store.spill import Spill
@@ -129,3 +130,12 @@ def test_a_checked_export_quantizes_each_weight_once_and_compares_with_what_was_
     report = export_nnef(folder, tmp_path / "checked", weights="q4_0", embeddings="q4_0")
     assert report.check == "passed"
     assert len(read) == len(set(read)) == 15
+
+
+def test_no_garbage_is_looked_for_while_an_export_loads_and_it_is_looked_for_again_afterwards(tmp_path, monkeypatch):
+    folder, seen = models.saved(models.m1(), tmp_path), []
+    load = origin.load_checkpoint
+    monkeypatch.setattr(origin, "load_checkpoint", lambda *a, **o: seen.append(gc.isenabled()) or load(*a, **o))
+    export_nnef(folder, tmp_path / "out", check=False)
+    assert seen == [False]
+    assert gc.isenabled()

@@ -64,9 +64,9 @@ static inline float of_bf16(uint16_t value)
     {                                                                                                                  \
         SIGNED high = (SIGNED)values[0];                                                                               \
         BITS low = values[0];                                                                                          \
-        for (int i = 1; i < BLOCK; ++i)                                                                                \
+        for (int i = 0; i < BLOCK; ++i)                                                                                \
             high = (SIGNED)values[i] > high ? (SIGNED)values[i] : high;                                                \
-        for (int i = 1; i < BLOCK; ++i)                                                                                \
+        for (int i = 0; i < BLOCK; ++i)                                                                                \
             low = values[i] > low ? values[i] : low;                                                                   \
         if ((BITS)high != (low & MAGNITUDE))                                                                           \
             return (BITS)high > (low & MAGNITUDE) ? (BITS)high : low;                                                  \
