@@ -1,6 +1,7 @@
 """Open a checkpoint for the exporter and the command line: everything on disk unless told otherwise."""
 
 import copy
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["check_checkpoint", "checkpoint_folder", "empty_model", "load_checkpoint"]
 
 _ON_DISK: Final[Mapping[str, str]] = {"": "disk"}
+# What transformers says of a package that a class needs.
+_INSTALL: Final = re.compile(r"`(pip install [^`]+)`")
 
 
 def check_checkpoint(folder: str | Path) -> None:
@@ -136,6 +139,9 @@ def load_checkpoint(
         raise
     except ValueError as error:  # transformers' word for options, and classes, that do not fit
         raise ConfigError(f"{path_or_id} cannot be loaded like this: {str(error).splitlines()[0]}") from error
+    except ImportError as error:  # a package that this one model needs (timm)
+        wanted = ", ".join(_INSTALL.findall(str(error))) or str(error)
+        raise ConfigError(f"{path_or_id} needs a package that is not installed: {wanted}") from error
     _refuse_random_weights(path_or_id, found, task, may_differ)
     return model
 

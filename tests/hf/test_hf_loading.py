@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import models
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import save_file
 
 from t2n_hf import T2NConfig
 from t2n_hf.errors import CheckpointNotFoundError, ConfigError, FormatError, StorageError, T2NError
@@ -68,6 +70,15 @@ def test_a_task_chooses_the_head(tmp_path):
     assert isinstance(load_checkpoint(folder, task="feature-extraction"), hf.LlamaModel)
     with pytest.raises(ConfigError, match=r"poetry.*text-generation"):
         load_checkpoint(folder, task="poetry")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is not None, reason="timm is installed")
+def test_a_model_whose_package_is_missing_is_refused_with_what_to_install(tmp_path):
+    config = hf.TimmWrapperConfig(architecture="resnet18", architectures=["TimmWrapperForImageClassification"])
+    config.save_pretrained(tmp_path)
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"needs a package that is not installed: .*pip install timm$"):
+        load_checkpoint(tmp_path)
 
 
 def test_a_folder_without_config_or_weights_is_refused(tmp_path):
