@@ -27,8 +27,9 @@ def decompose_unknown(captured: CapturedGraph, known: Container[Any]) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target not in known and _has_decomposition(node.target):
             _replace(graph, node, known, instead)
-    graph.eliminate_dead_code()
-    captured.outputs[:] = [(instead.get(node, node), name) for node, name in captured.outputs]
+    if instead:
+        graph.eliminate_dead_code()
+        captured.outputs[:] = [(instead.get(node, node), name) for node, name in captured.outputs]
 
 
 def _has_decomposition(target: Any) -> bool:  # noqa: ANN401 - what a node calls

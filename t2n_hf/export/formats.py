@@ -70,7 +70,12 @@ def _was_to_be_quantized(model: nn.Module) -> bool:
     return any(getattr(config, option, None) not in {None, NOT_QUANTIZED} for option in _OPTIONS)
 
 
+_DENSE: Final = WeightChoice()
+
+
 def _choose(tensor: torch.Tensor, asked: Choice | None) -> WeightChoice:
+    if asked is None and type(tensor) is nn.Parameter:
+        return _DENSE
     held, transposed = _held(tensor)
     if held is not None and held.EXPORT_FORMAT in BLOCK_FORMATS:
         return WeightChoice(format=held.EXPORT_FORMAT, transposed=transposed)

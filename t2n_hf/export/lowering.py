@@ -16,7 +16,7 @@ from t2n_hf.export.nesting import nested
 from t2n_hf.nnef.ir import Assign, Document, External, Fragment, Name, Variable
 from t2n_hf.nnef.names import OPERATORS, Namer
 from t2n_hf.ops.bodies import Bodies
-from t2n_hf.ops.dims import dims
+from t2n_hf.ops.dims import Shape, dims
 from t2n_hf.ops.emit import Emit, EmitOptions, python_name
 from t2n_hf.ops.table import EmitterTable
 from t2n_hf.ops.value import ComplexValue, Value, renamed, tensors_in, tract_dtype
@@ -66,6 +66,7 @@ class Lowering:
     _written: dict[Any, _Written] = field(default_factory=dict)
     _plans: dict[int, FragmentPlan] = field(default_factory=dict)
     _shared: dict[Any, dict[fx.Node, Any]] = field(default_factory=dict)
+    _kinds: dict[fx.Node, tuple[Shape, torch.dtype]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Reserve the names that are given from outside."""
@@ -90,11 +91,14 @@ class Lowering:
         emit.run(graph.graph.nodes)
         emit.write_outputs(graph.outputs)
         self._force({b.name: b.fqn for b in self._bindings.values() if b.fqn is not None}, emit.forced_dense)
-        bindings = [replace(b, reason=reasons.get(b.fqn or "")) for b in self._bindings.values()]
+        bindings = list(self._bindings.values())
+        if reasons:
+            bindings = [replace(binding, reason=reasons.get(binding.fqn or "")) for binding in bindings]
         layers = {id(written.fragment): written.fragment for written in self._written.values()}
         fragments = (*self._bodies.fragments(), *layers.values())
+        shapes = {shape: tuple(dims(shape)) for shape in dict.fromkeys(value.shape for value in inputs)}
         document = Document(
-            inputs=tuple(External(v.name.text, tract_dtype(v.dtype), tuple(dims(v.shape))) for v in inputs),
+            inputs=tuple(External(v.name.text, tract_dtype(v.dtype), shapes[v.shape]) for v in inputs),
             outputs=tuple(name for _, name in graph.outputs),
             variables=tuple(Variable(b.name, b.label, b.shape) for b in bindings),
             body=nested(emit.body, {b.name for b in bindings}, [name for _, name in graph.outputs]),
@@ -112,12 +116,15 @@ class Lowering:
 
     # Values that a graph starts from
 
-    def _given(self, node: fx.Node, name: str) -> Value:
-        fake = node.meta["val"]
-        if fake.dtype.is_complex:
-            what = f"{name or node.name} of {fake.dtype} {tuple(fake.shape)}"
-            raise EmitError(f"{what}: an archive has no complex numbers; take and give view_as_real() of them")
-        return Value(Name(name), self._emit.shape_of(fake), self._emit.float_type(fake.dtype))
+    def _given(self, node: fx.Node, name: str, info: WeightFormatInfo = _DENSE) -> Value:
+        if node not in self._kinds:  # those of a layer's graph are given for each layer
+            fake = node.meta["val"]
+            if fake.dtype.is_complex:
+                what = f"{name or node.name} of {fake.dtype} {tuple(fake.shape)}"
+                raise EmitError(f"{what}: an archive has no complex numbers; take and give view_as_real() of them")
+            self._kinds[node] = self._emit.shape_of(fake), self._emit.float_type(fake.dtype)
+        block = None if info.format == "dense" else info.format
+        return Value(Name(name), *self._kinds[node], block, info.transposed)
 
     def _store(self, graph: CapturedGraph, env: dict[fx.Node, Any], prefix: str = "") -> None:
         """Make variables of a graph's weights and constants."""
@@ -129,20 +136,18 @@ class Lowering:
     def _weight(self, node: fx.Node, name: str) -> Value:
         fqn = self.canonical.get(name, name)
         info = self.formats.get(fqn, _DENSE)
-        value = self._given(node, "")
-        if fqn not in self._bindings:
-            shape = tuple(int(length) for length in value.shape)
-            self._bindings[fqn] = WeightBinding(
-                label=fqn,
-                name=self._namer.unique(fqn),
-                fqn=fqn,
-                shape=_stored_shape(shape, info),
-                format=info.format,
-                transposed=info.transposed,
-            )
-        block = None if info.format == "dense" else info.format
-        name_here = Name(self._bindings[fqn].name)
-        return replace(value, name=name_here, block=block, transposed=info.transposed)
+        if fqn in self._bindings:
+            return self._given(node, self._bindings[fqn].name, info)
+        value = self._given(node, self._namer.unique(fqn), info)
+        self._bindings[fqn] = WeightBinding(
+            label=fqn,
+            name=value.name.text,
+            fqn=fqn,
+            shape=_stored_shape(tuple(map(int, value.shape)), info),
+            format=info.format,
+            transposed=info.transposed,
+        )
+        return value
 
     def _constant(self, graph: CapturedGraph, node: fx.Node) -> Any:  # noqa: ANN401 - a value, or a number
         tensor = graph.constants[node].detach()

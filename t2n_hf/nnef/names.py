@@ -8,6 +8,9 @@ __all__ = ["OPERATORS", "RESERVED", "Namer", "identifier", "is_identifier", "mem
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_WORD: Final = re.compile(r"[^A-Za-z0-9_]+")
+# Words with dots between them, what most weights are called: there is nothing to say against one.
+_PLAIN_MEMBER: Final = re.compile(r"\w+(\.\w+)*", re.ASCII)
+_LONGEST: Final = 1024
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 # tract reads these as literals wherever a value is used, whatever follows: `true_x`, `info`.
@@ -83,7 +86,9 @@ def member_problem(name: str) -> str | None:
 
     A name is relative, with `/` between its parts, and stays inside the folder that it is put in, on any system.
     """
-    if not name or len(name.encode("utf-8", "replace")) > 1024:
+    if len(name) <= _LONGEST and _PLAIN_MEMBER.fullmatch(name):
+        return None
+    if not name or len(name.encode("utf-8", "replace")) > _LONGEST:
         return "it is empty, or longer than 1024 bytes"
     if _CONTROL.search(name) or "\\" in name or not name.isprintable():
         return "it holds a backslash or a character that is not printable"

@@ -14,6 +14,7 @@ __all__ = ["to_text"]
 
 _CORE: Final = "tract_registry tract_core"
 _WIDTH: Final = 120
+_NOTHING_TO_ESCAPE: Final = re.compile(r"[\w ./:=-]*", re.ASCII)
 
 
 def to_text(document: Document) -> str:
@@ -178,6 +179,8 @@ def _number(value: float) -> str:
 
 
 def _quoted(text: str) -> str:
+    if _NOTHING_TO_ESCAPE.fullmatch(text):
+        return f'"{text}"'
     if not text.isprintable():
         raise FormatError(f"text {text!r} holds a character that is not printable")
     # tract wants both kinds of quotes escaped, whichever kind is around the text.

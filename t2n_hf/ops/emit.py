@@ -1,5 +1,6 @@
 """The context that an emitter writes in: the builder, and what is known of the node of the captured graph."""
 
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from t2n_hf.nnef.names import Namer
 from t2n_hf.nnef.versions import version_key
 from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.builder import Builder
-from t2n_hf.ops.dims import Shape, length_of, same
+from t2n_hf.ops.dims import Length, Shape, length_of, same
 from t2n_hf.ops.table import COMPLEX_EMITTERS, Emitter, EmitterTable, place_of
 from t2n_hf.ops.value import ComplexValue, Value, is_number
 from t2n_hf.places import module_of, python_name
@@ -66,6 +67,8 @@ class Emit(Builder):
         self.final_names: dict[fx.Node, str] = {}
         self._table = table
         self._symbols = dict(symbols)
+        self._lengths: dict[Any, Length] = {}
+        self._shapes: dict[int, tuple[Shape, torch.Tensor]] = {}
         self._node: fx.Node | None = None
 
     # What emitters ask
@@ -89,7 +92,17 @@ class Emit(Builder):
 
     def shape_of(self, value: torch.Tensor) -> Shape:
         """Shape of a fake tensor in named symbols."""
-        return tuple(length_of(length, self._symbols) for length in value.shape)
+        known = self._shapes.get(id(value))
+        if known is None:
+            shape = tuple(length if type(length) is int else self._length(length) for length in value.shape)
+            known = self._shapes[id(value)] = shape, value  # the tensor too: its id is its own as long as it lives
+        return known[0]
+
+    def _length(self, length: Any) -> Length:  # noqa: ANN401 - a length as torch has it
+        expression = length.node.expr if isinstance(length, torch.SymInt) else length
+        if expression not in self._lengths:  # a model has few, and asks for them again and again
+            self._lengths[expression] = length_of(length, self._symbols)
+        return self._lengths[expression]
 
     def float_type(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype that stands for `dtype` in the archive; of complex numbers that of their parts."""
@@ -116,6 +129,11 @@ class Emit(Builder):
         emitter = self._table.get(node.target)
         if emitter is None:
             raise EmitError(f"{node.target} in {module_of(node) or 'the model'} has no emitter")
+        if node.target is operator.getitem:
+            value = self.env[node.args[0]][node.args[1]] if node.args[0] in self.env else None  # type: ignore[index]
+            if isinstance(value, Value) and node not in self.final_names:  # it was checked with its call
+                self.env[node] = value
+                return
         outer = self._node, self.base, self.site
         self._node, self.base = node, python_name(node)
         self.site = f"{node.target} in {module_of(node) or 'the model'}"
@@ -200,6 +218,8 @@ class Emit(Builder):
                 raise self.refuse(f"its emitter gave None where torch has {expected.dtype} {self.shape_of(expected)}")
             return written
         shape, dtype = self.shape_of(expected), self.float_type(expected.dtype)
+        if dtype is written.dtype and shape == written.shape and [*map(type, shape)] == [*map(type, written.shape)]:
+            return written  # with lengths that are numbers as torch's are
         fits = len(shape) == written.rank and all(
             same(a, b) or not (isinstance(a, int) and isinstance(b, int))
             for a, b in zip(shape, written.shape, strict=True)

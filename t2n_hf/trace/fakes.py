@@ -43,7 +43,7 @@ class _Swap:
     def swap(self, module: nn.Module, where: str) -> None:
         """Put stand-ins into one module (not its children)."""
         for tensors in (module._parameters, module._buffers):
-            self.undo.append((tensors, dict(tensors)))
+            self.undo.append((tensors, dict(tensors) if tensors else {}))
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 module._parameters[name] = self._stand_in(parameter, is_parameter=True)  # type: ignore[assignment]
@@ -85,8 +85,9 @@ class _Swap:
     def restore(self) -> None:
         """Put everything back, whatever the capture did to the dictionaries meanwhile."""
         for tensors, before in reversed(self.undo):
-            tensors.clear()
-            tensors.update(before)
+            if tensors or before:
+                tensors.clear()
+                tensors.update(before)
 
 
 @contextmanager

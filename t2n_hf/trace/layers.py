@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from t2n_hf.errors import ConfigError, FormatError
 from t2n_hf.trace.piece_by_piece_serialize import deserialize_args, kind_and_leaves
-from t2n_hf.trace.walk import modules_of, named_modules_of, named_tensors_of, own_attributes
+from t2n_hf.trace.walk import modules_of, named_modules_of, own_attributes, tensors_in
 
 __all__ = [
     "Argument",
@@ -32,11 +32,15 @@ __all__ = [
 
 _INDEX: Final = "layer_idx"
 _SCALARS: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
-_PLAIN: Final = frozenset(_SCALARS)
+_WAYS: Final[dict[type, tuple[type, ...]]] = {
+    bool: _SCALARS,
+    torch.Tensor: (torch.Tensor,),
+    tuple: (tuple, list),
+    dict: (dict,),
+    functools.partial: (functools.partial,),  # activations are made of them, one for each layer
+}
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks")
 _DEPTH: Final = 4  # of functions that enclose functions; one may enclose itself
-
-
 _LEAF_SETTERS: Final[dict[type, Callable[[Any, Mapping[int, torch.Tensor]], None]]] = {}
 
 
@@ -51,23 +55,24 @@ def describe_layer(layer: nn.Module) -> Any:  # noqa: ANN401 - any value with an
     all submodules, hooks; other attributes count by identity.
     """
     ties: dict[int, int] = {}
-    modules = [(name, type(module), *_own_facts(module)) for name, module in named_modules_of(layer)]
-    tensors = [
-        (name, _describe(tensor), ties.setdefault(id(tensor), len(ties))) for name, tensor in named_tensors_of(layer)
-    ]
+    parts = named_modules_of(layer)
+    modules = [(name, type(module), *_own_facts(module)) for name, module in parts]
+    tensors = [(name, _describe(tensor), ties.setdefault(id(tensor), len(ties))) for name, tensor in tensors_in(parts)]
     return tuple(modules), tuple(tensors)
 
 
 def _own_facts(module: nn.Module) -> tuple[Any, ...]:
     own = vars(module)
-    attributes = [(name, _describe_own(own[name], module)) for name in sorted(own_attributes(module)) if name != _INDEX]
+    names = own_attributes(module)
+    names.discard(_INDEX)
+    attributes = tuple([(name, _describe_own(own[name], module)) for name in sorted(names)]) if names else ()
     hooks = [tuple(map(_describe_hook, own[kind].values())) if own[kind] else () for kind in _HOOKS]
-    return tuple(attributes), *hooks
+    return attributes, *hooks
 
 
-def _describe_own(value: object, module: nn.Module) -> Any:  # noqa: ANN401 - any value with an equality
+def _describe_own(value: Any, module: nn.Module) -> Any:  # noqa: ANN401 - any value with an equality
     """An attribute; a method of its own that a module was given (another forward) is the same one in many layers."""
-    if isinstance(value, MethodType) and value.__self__ is module:
+    if type(value) is MethodType and value.__self__ is module:
         return ("method of its own", id(value.__func__))
     return _describe(value)
 
@@ -82,20 +87,31 @@ def _describe_hook(hook: object, depth: int = 0) -> Any:  # noqa: ANN401 - any v
     return ("function", hook.__code__, enclosed, _describe(hook.__defaults__), _describe(hook.__kwdefaults__))
 
 
-def _describe(value: object) -> Any:  # noqa: ANN401 - any value with an equality
+def _describe(value: Any) -> Any:  # noqa: ANN401 - any value with an equality
     kind = type(value)
-    if kind in _PLAIN or isinstance(value, _SCALARS):
-        return (kind.__name__, value)
-    if isinstance(value, torch.Tensor):
+    way = _way(kind)  # type: ignore[arg-type] # a class can be hashed
+    if way in (bool, object):  # a number, a text; something that counts by identity
+        return (kind.__name__, value) if way is bool else ("object", id(value))
+    if way is torch.Tensor:
         facts = (tuple(value.shape), value.dtype)
         return facts if isinstance(value, FakeTensor) else (*facts, _digest(value))
-    if isinstance(value, tuple | list):
-        return (type(value).__name__, tuple(_describe(item) for item in value))
-    if isinstance(value, dict):
+    if way is tuple:
+        return (kind.__name__, tuple(_describe(item) for item in value))
+    if way is dict:
         return ("dict", tuple((repr(key), _describe(item)) for key, item in value.items()))
-    if isinstance(value, functools.partial):  # activations are made of them, one for each layer
-        return ("partial", _describe(value.func), _describe(value.args), _describe(value.keywords))
-    return ("object", id(value))
+    return ("partial", _describe(value.func), _describe(value.args), _describe(value.keywords))
+
+
+@functools.lru_cache(maxsize=256)
+def _way(kind: type) -> type:
+    """The class that says how values of `kind` are described.
+
+    By the class: to ask a value whether it is an instance asks a configuration for its attributes, which is slow.
+    """
+    for way, kinds in _WAYS.items():
+        if issubclass(kind, kinds):
+            return way
+    return object
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -19,7 +19,7 @@ from t2n_hf.trace.captured import Piece
 from t2n_hf.trace.layers import Argument, Arguments, PieceError, layer_index
 from t2n_hf.trace.passes.aliases import is_idle_dropout
 from t2n_hf.trace.passes.outs import copy_outs
-from t2n_hf.trace.piece_by_piece_serialize import serialize_args, type_as_str_with_info
+from t2n_hf.trace.piece_by_piece_serialize import kind_and_leaves
 from t2n_hf.trace.quick_proxies import quick_proxies
 from t2n_hf.trace.quick_results import stand_in
 from t2n_hf.trace.replay import Recording, runs_as_recorded
@@ -29,6 +29,7 @@ from t2n_hf.trace.watchers import hooks_left_out, watched_from_outside
 
 __all__ = ["TracedLayer", "is_repeated", "trace_layer"]
 
+_PLAIN: Final = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format)
 _MANY: Final = 8  # tensors in a container, more than which not all are given to a trace at first
 
 
@@ -66,6 +67,12 @@ class TracedLayer:
         }
         return pytree.tree_unflatten([sources[kind](what) for kind, what in self.returned], self.spec)
 
+    def returns(self, returned: list[tuple[str, Any]], inputs: list[int]) -> bool:
+        """Whether another layer, with these leaves of its arguments, whose result is `returned`, gives the same."""
+        moved = dict(zip(self.inputs, inputs, strict=True))
+        mine = [(kind, moved.get(what, what) if kind == "leaf" else what) for kind, what in self.returned]
+        return [(kind, _plain(what)) for kind, what in mine] == [(kind, _plain(what)) for kind, what in returned]
+
     def state_shift(self, arguments: Arguments, mine: int | None, other: int | None) -> dict[int, int] | None:
         """How far the leaves of the state (a cache) are moved for another layer, by leaf; None if that cannot be told.
 
@@ -93,6 +100,15 @@ class TracedLayer:
                 return None
             shift.update(dict.fromkeys(used, parts[other].start - parts[mine].start))
         return shift
+
+
+def _plain(what: Any) -> Any:  # noqa: ANN401 - any part of a result, or of an argument
+    """A part that is no tensor as a value with an equality: 1, 1.0 and True are three, and lengths are expressions."""
+    if isinstance(what, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return type(what), what.node.expr
+    if isinstance(what, float | complex):
+        return type(what), repr(what)
+    return type(what), what if isinstance(what, _PLAIN) else id(what)
 
 
 @lru_cache(maxsize=64)
@@ -142,12 +158,10 @@ def is_repeated(
         nodes = runs_as_recorded(traced.recording, given, again)
     except Exception:  # noqa: BLE001 - a trace of it says what is wrong, if it is not the lack of one
         return False
-    sources = [(kind, moved.get(what, what) if kind == "leaf" else what) for kind, what in traced.returned]
     return (
         nodes == [node for node, _ in traced.piece.outputs]
         and run.changed == dict(zip(changed, traced.changed.values(), strict=True))
-        and [kind for kind, _ in sources] == [kind for kind, _ in run.returned]
-        and all(a == b for (kind, a), (_, b) in zip(sources, run.returned, strict=True) if kind != "value")
+        and traced.returns(run.returned, inputs)
         and run.spec == traced.spec
     )
 
@@ -267,12 +281,22 @@ def _run_layer(
     for at, (old, new) in enumerate(zip(leaves, after, strict=True)):
         if new is not old and isinstance(new, torch.Tensor):
             run.changed[at] = number(new)
+    _refuse_changed_values(arguments, values, leaves, after)
     return news
 
 
+def _refuse_changed_values(arguments: Arguments, values: list[Any], before: list[Any], after: list[Any]) -> None:
+    for argument, value in zip(arguments.arguments, values, strict=True):
+        if not isinstance(value, list | dict):  # what a cache counts it knows without its layers
+            continue
+        for old, new in zip(before[argument.start : argument.stop], after[argument.start : argument.stop], strict=True):
+            if new is not old and not isinstance(new, torch.Tensor) and _plain(new) != _plain(old):
+                raise PieceError(f"it changes {old!r} in its argument {argument.name!r} to {new!r}")
+
+
 def _flatten_all(values: list[Any]) -> tuple[list[Any], list[str]]:
-    leaves, _ = serialize_args(tuple(values), None, schema="")
-    return list(leaves), [type_as_str_with_info(value) for value in values]
+    pairs = [kind_and_leaves(value, "an argument") for value in values]
+    return [leaf for _, leaves in pairs for leaf in leaves], [kind for kind, _ in pairs]
 
 
 def _refuse_effects(graph: fx.Graph, placeholders: list[fx.Node]) -> None:

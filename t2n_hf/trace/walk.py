@@ -22,6 +22,7 @@ __all__ = [
     "names_of",
     "own_attributes",
     "parts_known",
+    "tensors_in",
 ]
 
 # What every module has: bookkeeping of torch, not a property of the module.
@@ -39,8 +40,12 @@ def modules_of(module: nn.Module) -> list[nn.Module]:
     def visit(part: nn.Module) -> None:
         found[part] = None
         for child in part._modules.values():
-            if child is not None and child not in found:
+            if child is None or child in found:
+                continue
+            if child._modules:
                 visit(child)
+            else:  # most parts have none, and a call takes longer than all else
+                found[child] = None
 
     visit(module)
     return list(found)
@@ -69,8 +74,12 @@ def names_of(module: nn.Module) -> dict[nn.Module, str]:
         found[part] = name
         prefix = f"{name}." if name else ""
         for key, child in part._modules.items():
-            if child is not None and child not in found:
+            if child is None or child in found:
+                continue
+            if child._modules:
                 visit(prefix + key, child)
+            else:
+                found[child] = prefix + key
 
     visit("", module)
     return found
@@ -102,8 +111,12 @@ def named_modules_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
         found.append((name, part))
         prefix = f"{name}." if name else ""
         for key, child in part._modules.items():
-            if child is not None:
+            if child is None:
+                continue
+            if child._modules:
                 visit(prefix + key, child)
+            else:
+                found.append((prefix + key, child))
 
     visit("", module)
     return found
@@ -111,7 +124,11 @@ def named_modules_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def named_tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Every parameter, then every buffer, under each of its names."""
-    parts = named_modules_of(module)
+    return tensors_in(named_modules_of(module))
+
+
+def tensors_in(parts: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """`named_tensors_of` a module whose parts are known, by `named_modules_of`."""
     yield from _tensors_in(parts, "_parameters")
     yield from _tensors_in(parts, "_buffers")
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from t2n_hf.ops.state_space import linear_scan
 from t2n_hf.trace.swap import attributes_replaced, methods_replaced
-from t2n_hf.trace.walk import modules_of
+from t2n_hf.trace.walk import attribute_of, modules_of
 
 __all__ = ["capturable_griffin", "griffin_states", "has_griffin"]
 
@@ -45,7 +45,7 @@ def _blocks(model: nn.Module) -> Iterator[tuple[int, Any]]:
     for module in modules_of(model):
         if isinstance(module, nn.ModuleList):
             for number, layer in enumerate(module):
-                block = getattr(layer, "temporal_block", None)
+                block = attribute_of(layer, "temporal_block")
                 if type(block).__name__ == _BLOCK:
                     yield number, block
 
