@@ -60,6 +60,7 @@ def hub_environment(home, url, *, xet, token=None):
         inherited.pop(name, None)
     own = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1", "NO_PROXY": "127.0.0.1"}
     own |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
+    own |= {"HF_HUB_ETAG_TIMEOUT": "120", "HF_HUB_DOWNLOAD_TIMEOUT": "120"}  # the Hub is this process, which may wait
     if not xet:
         own["HF_HUB_DISABLE_XET"] = "1"
     if token is not None:
