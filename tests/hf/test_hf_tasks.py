@@ -337,6 +337,14 @@ def test_a_model_whose_tokens_see_later_ones_is_refused():
     assert interface_of(transformers.BertLMHeadModel(config)).task == "text-generation"
 
 
+def test_a_model_that_keeps_chunks_is_refused():
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2, "attention_head_size": 16}
+    axes = {"axial_pos_shape": [4, 4], "axial_pos_embds_dim": [16, 16], "attn_layers": ["local"]}
+    model = transformers.ReformerModelWithLMHead(transformers.ReformerConfig(**sizes, **axes, is_decoder=True))
+    with pytest.raises(ConfigError, match="ReformerModelWithLMHead cuts a text into chunks"):
+        interface_of(model)
+
+
 def test_a_model_that_wants_the_whole_text_beside_its_cache_is_refused():
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2, "dim_head": 16, "dim_ff": 32}
     model = transformers.CpmAntForCausalLM(transformers.CpmAntConfig(**sizes, num_hidden_layers=1))

@@ -233,6 +233,12 @@ def _refuse_what_is_not_causal(model: PreTrainedModel) -> None:
             f"{name} wants the whole text in each call, beside a cache of its prompt and past, which is not supported; "
             "export it with example_args of its own"
         )
+    if model.config.model_type == "reformer":
+        raise ConfigError(
+            f"{name} cuts a text into chunks, sorts its tokens ('lsh') by hashes that are drawn at random, and keeps "
+            "what grows in steps of a chunk, which is not supported; export it with example_args of its own, and "
+            "capture='dispatch' if one length, and one draw, may do"
+        )
     layers = [module for module in modules_of(model) if attribute_of(module, "is_decoder") is not None]
     if layers and not any(layer.is_decoder for layer in layers):
         raise ConfigError(
