@@ -81,7 +81,7 @@ class Lowering:
         return Emit(self.table.extended({LAYER_OP: self._layer}), namer, self._symbols, self.options, self._bodies)
 
     def run(self, properties: Mapping[str, str], reasons: Mapping[str, str]) -> Lowered:
-        """Write everything; `reasons` says why weights are dense that have a block format."""
+        """Write everything, once; `reasons` says why weights are dense that have a block format."""
         graph, emit = self.captured, self._emit
         for node, name in graph.inputs:
             emit.env[node] = self._given(node, name)
@@ -108,6 +108,7 @@ class Lowering:
             asserts=tuple(graph.asserts),
             properties=dict(properties),
         )
+        del self._emit  # which calls this object for layers: they would hold each other
         return Lowered(document, bindings)
 
     def _force(self, names: Mapping[str, str], dense: Mapping[str, str]) -> None:

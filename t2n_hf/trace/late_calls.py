@@ -210,6 +210,8 @@ class LateCalls:
                 raise LateError(f"run {number} is of another trace")
             self._restore(graph, runs[number], nodes, inputs, made)
         self._restore_outputs(graph, made)
+        # They hold each other, and Python would look for them among all that a capture makes.
+        self.runs.clear()
 
     def _restore(
         self, graph: fx.Graph, run: _Run, nodes: list[fx.Node], inputs: Sequence[fx.Node], made: dict[_Slot, fx.Node]
