@@ -1,12 +1,17 @@
 """What of the layers that were traced one by one is in the graph of the model, and what that graph has to give them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any
 
+from torch import fx
+
 from t2n_hf.trace.captured import Captured, Piece
+from t2n_hf.trace.layers import PieceError
 from t2n_hf.trace.passes import make_pure
 from t2n_hf.trace.passes.lengths import free_lengths
+from t2n_hf.trace.passes.writes import owner_of, writes
 from t2n_hf.trace.pieces import LAYER_OP, PieceRecorder
 from t2n_hf.trace.same_graph import join_equal_pieces
 
@@ -24,6 +29,7 @@ def keep_called_pieces(captured: Captured, recorder: PieceRecorder) -> None:
     calls = {number: call for number, call in recorder.calls.items() if number in nodes}
     kinds = list(dict.fromkeys(call.piece for call in calls.values()))
     pieces = [recorder.pieces[kind] for kind in kinds]
+    _refuse_shared_writes(captured, [(nodes[number], call.piece) for number, call in calls.items()], recorder.pieces)
     for graph in (captured, *pieces):
         make_pure(graph)
         free_lengths(graph.graph)
@@ -35,6 +41,32 @@ def keep_called_pieces(captured: Captured, recorder: PieceRecorder) -> None:
     captured.pieces, joined = join_equal_pieces(pieces)
     of_kind = dict(zip(kinds, joined, strict=True))
     captured.calls = {number: replace(call, piece=of_kind[call.piece]) for number, call in calls.items()}
+
+
+def _refuse_shared_writes(captured: Captured, calls: Sequence[tuple[fx.Node, int]], pieces: Sequence[Piece]) -> None:
+    """Raise PieceError when the model writes into what a layer gives or takes in two places, of which one is a view.
+
+    In the model the other place shows what was written. Here the results of a call are tensors of their own.
+    """
+    written = {owner_of(node.args[0]) for node in captured.graph.nodes if writes(node)}
+    shared = {kind: _shared_places(pieces[kind]) for _, kind in calls} if written else {}
+    for call, kind in calls if written else ():
+        items = {user.args[1]: user for user in call.users}
+        taken: Any = call.args[1]
+        for sort, place in shared[kind]:
+            if (items.get(place) if sort == "result" else owner_of(taken[place])) in written:
+                raise PieceError(
+                    f"the model writes into a tensor that {pieces[kind].where} gives or takes as a part of another"
+                )
+
+
+def _shared_places(piece: Piece) -> list[tuple[str, int]]:
+    """The results that look at another result, at a weight, or at an argument, and these arguments, by number."""
+    places: dict[fx.Node, list[tuple[str, int]]] = {node: [("input", at)] for at, (node, _) in enumerate(piece.inputs)}
+    places.update({node: [("weight", 0)] for node in (*piece.weights, *piece.constants)})
+    for at, (node, _) in enumerate(piece.outputs):
+        places.setdefault(owner_of(node), []).append(("result", at))
+    return [place for found in places.values() if len(found) > 1 for place in found if place[0] != "weight"]
 
 
 def _drop_unused_inputs(piece: Piece) -> list[bool]:

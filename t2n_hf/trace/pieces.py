@@ -11,19 +11,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, final
 
 import torch
 from torch import fx, nn
 from torch._dynamo import config as dynamo_config
+from torch._subclasses.fake_tensor import FakeTensor
 
 from t2n_hf.trace.captured import Piece, PieceCall
 from t2n_hf.trace.direct_call import SeenCall, seen_call, traced_by
 from t2n_hf.trace.late_calls import LateCalls
-from t2n_hf.trace.layers import Arguments, bind, describe_layer, layer_index, may_count, piece_name, shape_of
+from t2n_hf.trace.layers import (
+    Arguments,
+    PieceError,
+    bind,
+    describe_layer,
+    layer_index,
+    may_count,
+    piece_name,
+    shape_of,
+)
 from t2n_hf.trace.same_graph import describe_piece
 from t2n_hf.trace.tracing import TracedLayer, is_repeated, trace_layer
+from t2n_hf.trace.walk import modules_of
 from t2n_hf.trace.watchers import watched_from_outside
 
 __all__ = ["LAYER_OP", "PieceRecorder"]
@@ -40,12 +51,13 @@ def _(call: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 LAYER_OP: Final = torch.ops.t2n_hf.layer.default
+_SET_BY_TORCH: Final = frozenset({"_forward_hooks", "_forward_hooks_with_kwargs", "training"})
 _RECORDER: ContextVar["PieceRecorder"] = ContextVar("t2n_hf_piece_recorder")
 
 
 @final
 class _StandIn(nn.Module):
-    """Takes the place of a layer in its ModuleList. Attributes that the model reads are those of the layer."""
+    """Takes the place of a layer in its ModuleList. The class and attributes that a model reads are the layer's."""
 
     def __init__(self, layer: nn.Module, call: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()
@@ -55,6 +67,15 @@ class _StandIn(nn.Module):
             self._forward_hooks = layer._forward_hooks
             self._forward_hooks_with_kwargs = layer._forward_hooks_with_kwargs
         self.training = layer.training
+
+    @property  # type: ignore[misc] # isinstance asks for it
+    def __class__(self) -> type:
+        return type(self.__dict__["layer"]) if "layer" in self.__dict__ else _StandIn
+
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - whatever the model sets
+        if name not in _SET_BY_TORCH:
+            raise PieceError(f"the model sets attribute {name!r} of a {type(self.__dict__['layer']).__name__}")
+        self.__dict__[name] = value
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the layer has
         return getattr(self.__dict__["layer"], name)
@@ -69,6 +90,7 @@ class _Kind:
     """A traced layer and all that another layer must share with it."""
 
     description: Any
+    surroundings: Any
     index: int | None
     arguments: Arguments
     traced: TracedLayer
@@ -82,6 +104,8 @@ class _Kind:
         changed = [leaf + shift.get(leaf, 0) for leaf in self.traced.changed]
         if not all(0 <= leaf < len(arguments.leaves) for leaf in (*inputs, *changed)):
             return None
+        if any(arguments.leaves[one] is not arguments.leaves[other] for one, other in self._twins):
+            return None
         with torch._C.DisableTorchFunction():  # the modes of the trace would see each shape that is asked for
             for mine, other in zip(self.traced.inputs, inputs, strict=True):
                 known, leaf = self.arguments.leaves[mine], arguments.leaves[other]
@@ -90,8 +114,40 @@ class _Kind:
         return inputs, changed
 
     @cached_property
+    def _twins(self) -> list[tuple[int, int]]:
+        """Leaves that are one tensor, for which the trace has one input; another layer may be given two."""
+        places: dict[int, int] = {}
+        leaves = self.arguments.leaves
+        tensors = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        return [(one, at) for at in tensors if (one := places.setdefault(id(leaves[at]), at)) != at]
+
+    @cached_property
     def _shapes(self) -> dict[int, Any]:
         return {leaf: shape_of(self.arguments.leaves[leaf]) for leaf in self.traced.inputs}
+
+
+def _surroundings(arguments: Arguments) -> tuple[Any, ...]:
+    """What a layer's trace depends on beside the layer and its arguments; torch.export may run a model again."""
+    mode = next((leaf.fake_mode for leaf in arguments.leaves if isinstance(leaf, FakeTensor)), None)
+    return mode, torch._C._is_any_autocast_enabled(), torch.get_default_dtype()
+
+
+_LIBRARIES: Final = ("torch.", "transformers.", "t2n_hf.")
+
+
+def _is_library_code(layer: nn.Module) -> bool:
+    """Whether all that runs in the layer is of libraries, whose layers depend on nothing but what is compared.
+
+    A user's code may read what it likes: how often it was called, or a switch that the model turns between two layers.
+    """
+    for part in modules_of(layer):
+        own = vars(part)
+        codes = [type(part), *own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
+        if "forward" in own:
+            codes.append(own["forward"])
+        if not all(f"{getattr(code, '__module__', '')}.".startswith(_LIBRARIES) for code in codes):
+            return False
+    return True
 
 
 @final
@@ -112,6 +168,7 @@ class PieceRecorder:
     late: bool = True
     calls: dict[int, PieceCall] = field(default_factory=dict)
     _kinds: list[_Kind] = field(default_factory=list)
+    _descriptions: list[Any] = field(default_factory=list)
     _results: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     _compared: set[int] = field(default_factory=set)
     _called_first: dict[int, SeenCall] = field(default_factory=dict)
@@ -146,12 +203,27 @@ class PieceRecorder:
             _RECORDER.reset(token)
 
     def _caller(self, layer: nn.Module, where: str) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        description = describe_layer(layer)  # now: values of buffers cannot be read while torch.export runs
+        description = self._description_of(layer)  # now: while torch.export runs, buffers cannot be read
+        return partial(self._call, layer, where, description)
 
-        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - the layer's result
-            return self._record(layer, where, description, bind(layer, args, kwargs, where))
+    def _call(
+        self,
+        layer: nn.Module,
+        where: str,
+        description: Any,  # noqa: ANN401 - any value with an equality
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401 - the layer's result
+        return self._record(layer, where, description, bind(layer, args, kwargs, where))
 
-        return call
+    def _description_of(self, layer: nn.Module) -> Any:  # noqa: ANN401 - any value with an equality
+        """What `describe_layer` gives; equal ones are one object, as each is several hundred."""
+        description = describe_layer(layer)
+        for known in self._descriptions:
+            if known == description:
+                return known
+        self._descriptions.append(description)
+        return description
 
     def _record(self, layer: nn.Module, where: str, description: Any, arguments: Arguments) -> Any:  # noqa: ANN401
         number, inputs, changed = self._kind_of(layer, where, description, arguments)
@@ -192,17 +264,19 @@ class PieceRecorder:
         description: Any,  # noqa: ANN401 - any value with an equality
         arguments: Arguments,
     ) -> tuple[int, list[int], list[int]]:
-        index = layer_index(layer)
+        index, surroundings = layer_index(layer), _surroundings(arguments)
         for number, kind in enumerate(self._kinds):
-            leaves = kind.leaves_for(arguments, index) if kind.description == description else None
+            if kind.description is not description or kind.surroundings != surroundings:
+                continue
+            leaves = kind.leaves_for(arguments, index)
             if leaves is None:
                 continue
-            trusted = number in self._compared and not may_count(layer)
+            trusted = number in self._compared and not may_count(layer) and _is_library_code(layer)
             if trusted or self._same_trace(kind, layer, where, arguments, leaves):
                 self._compared.add(number)
                 return number, *leaves
         traced = trace_layer(layer, arguments, self.name_weight(where), piece_name(layer))
-        self._kinds.append(_Kind(description, index, arguments.snapshot(), traced))
+        self._kinds.append(_Kind(description, surroundings, index, arguments.snapshot(), traced))
         return len(self._kinds) - 1, list(traced.inputs), list(traced.changed)
 
     def _same_trace(
@@ -220,5 +294,6 @@ class PieceRecorder:
         if is_repeated(kind.traced, layer, arguments, *leaves):
             return True
         traced = trace_layer(layer, arguments, self.name_weight(where), piece_name(layer))
-        same_places = (traced.inputs, list(traced.changed)) == leaves
+        same_places = (traced.inputs, list(traced.changed)) == leaves and traced.spec == kind.traced.spec
+        same_places = same_places and kind.traced.returns(traced.returned, leaves[0])
         return same_places and describe_piece(traced.piece) == describe_piece(kind.traced.piece)

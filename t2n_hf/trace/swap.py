@@ -8,6 +8,7 @@ from typing import Any, Final, final
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from t2n_hf.errors import CaptureError
 from t2n_hf.trace.walk import modules_of, named_tensors_of, names_of, own_attributes
@@ -88,15 +89,17 @@ def tensors_replaced(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> 
 
 @contextmanager
 def plain_tensors_kept(module: nn.Module) -> Iterator[None]:
-    """Put back the tensors that are plain attributes of `module` and of its children, or in a dict that is one.
+    """Put back the tensors that are plain attributes of `module` and of its children, or in a list or dict that is one.
 
     After any exit. A forward that runs on stand-ins may keep one of them; the module would be left with a tensor
-    without values.
+    without values. Containers are put back themselves: torch.export leaves copies, which parts do not share.
     """
     modules = modules_of(module)
     before = [{name: vars(child)[name] for name in own_attributes(child)} for child in modules]
-    dicts = [value for old in before for name, value in old.items() if type(value) is dict and not name.startswith("_")]
+    shared = [(name, value) for old in before for name, value in old.items() if not name.startswith("_")]
+    dicts = [value for _, value in shared if type(value) is dict]
     copies = [dict(value) for value in dicts]
+    lists = [(value, list(value)) for _, value in shared if type(value) is list]
     try:
         yield
     finally:
@@ -107,18 +110,26 @@ def plain_tensors_kept(module: nn.Module) -> Iterator[None]:
                 _put_back_tensors(own, {**dict.fromkeys(now, _ABSENT), **old})
         for value, copy in zip(dicts, copies, strict=True):
             _put_back_tensors(value, {**dict.fromkeys(value, _ABSENT), **copy})
+        for found, items in lists:
+            kept = {id(item) for item in items}
+            if any(isinstance(item, torch.Tensor) and id(item) not in kept for item in found):
+                found[:] = items
 
 
 def _put_back_tensors(attributes: dict[str, Any], before: Mapping[str, Any]) -> None:
-    """Put tensors back by name; `before` says for each name what was there, or that nothing was."""
+    """Put tensors and containers back by name; `before` says for each name what was there, or that nothing was."""
     for name, old in before.items():
         new = attributes.get(name, _ABSENT)
-        if old is new or not (isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor)):
+        if old is new or not (isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor) or _is_copy(new, old)):
             continue
         if old is _ABSENT:
             del attributes[name]
         else:
             attributes[name] = old
+
+
+def _is_copy(new: object, old: object) -> bool:
+    return type(new) is type(old) and type(old) in pytree.SUPPORTED_NODES
 
 
 @contextmanager

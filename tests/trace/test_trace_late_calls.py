@@ -118,6 +118,13 @@ def biases_made_between(layers, x, past):
     return x
 
 
+def biases_that_are_the_input_at_first(layers, x, past):
+    y = x
+    for at, layer in enumerate(layers):
+        y = layer(y, past, bias=y if at < 2 else x)
+    return y
+
+
 def one_bias(layers, x, past):
     bias = x.sum(0)
     for layer in layers:
@@ -182,7 +189,7 @@ def looks_at_another_past(layers, x, past):
 WALKS = (
     *(chain, adds_after_one, adds_after_each, writes_after_one, writes_into_the_past, counts, counts_by_kinds),
     *(biases_made_before, biases_made_between, one_bias, keeps_all, stacks_all, gives_one_twice, lets_one_go),
-    *(asks_for_a_length, goes_round, remembers, looks_at_another_past),
+    *(asks_for_a_length, goes_round, remembers, looks_at_another_past, biases_that_are_the_input_at_first),
 )
 
 
@@ -235,7 +242,9 @@ def test_a_graph_is_what_it_is_when_every_call_is_a_node_from_the_beginning(walk
     assert text == make_graph(face, ExportConfig(dtype="f32", capture="pieces")).text
 
 
-@pytest.mark.parametrize("walk", [chain, one_bias, keeps_all, stacks_all, adds_after_one])
+@pytest.mark.parametrize(
+    "walk", [chain, one_bias, keeps_all, stacks_all, adds_after_one, biases_that_are_the_input_at_first]
+)
 def test_calls_are_in_the_order_of_a_capture_of_every_layer(walk):
     face = interface(walk)
     texts = [make_graph(face, ExportConfig(dtype="f32", capture=mode)).text for mode in ("pieces", "whole")]

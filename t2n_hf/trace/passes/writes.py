@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -12,7 +12,7 @@ from t2n_hf.errors import CaptureError
 from t2n_hf.trace.passes.aliases import is_idle_dropout
 from t2n_hf.trace.passes.result import PassResult
 
-__all__ = ["is_view", "refuse_kept_writes", "replace_writes"]
+__all__ = ["is_view", "owner_of", "refuse_kept_writes", "replace_writes", "writes"]
 
 _aten = torch.ops.aten
 
@@ -29,7 +29,7 @@ def replace_writes(graph: fx.Graph) -> PassResult:
     """
     anew: set[fx.Node] = set()  # tensors of their own, although the calls that make them are views by their form
     for node in list(graph.nodes):
-        if _writes(node) and isinstance(node.args[0], fx.Node):
+        if writes(node) and isinstance(node.args[0], fx.Node):
             _take_lists_apart(graph, node, anew)
             anew.add(_replace(graph, node, anew))
     return PassResult(graph, bool(anew))
@@ -41,7 +41,7 @@ def refuse_kept_writes(graph: fx.Graph, kept: Mapping[fx.Node, str]) -> None:
     The next call of the module would see what was written; an archive's tensors stay as they are.
     """
     for node in graph.nodes:
-        if not _writes(node):
+        if not writes(node):
             continue
         root: Any = node.args[0]
         while isinstance(root, fx.Node) and (is_view(root) or _is_item(root) or is_idle_dropout(root)):
@@ -84,7 +84,8 @@ _PERHAPS_COPIES: Final = frozenset(
 )
 
 
-def _writes(node: fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
+    """Whether a call changes elements of its first argument."""
     alias = _alias(node)
     if node.op != "call_function" or alias is None or not alias.is_write or node.target in _NO_ELEMENTS:
         return False
@@ -115,7 +116,7 @@ def _replace(graph: fx.Graph, node: fx.Node, anew: set[fx.Node]) -> fx.Node:
     root: Any = chain[0].args[0] if chain else node.args[0]
     later = set(_after(node))
     _refuse_copies(root, later, node, anew)
-    again = any(_writes(write) and _owner(write.args[0], anew) is _owner(root, anew) for write in later)
+    again = any(writes(write) and owner_of(write.args[0], anew) is owner_of(root, anew) for write in later)
     with graph.inserting_after(node):
         value = _pure(graph, node)
     last = value
@@ -137,9 +138,9 @@ def _replace(graph: fx.Graph, node: fx.Node, anew: set[fx.Node]) -> fx.Node:
     return last
 
 
-def _owner(node: Any, anew: set[fx.Node]) -> Any:  # noqa: ANN401 - a node
+def owner_of(node: Any, anew: Collection[fx.Node] = ()) -> Any:  # noqa: ANN401 - a node
     """The tensor of its own that a node is, or shows a part of, or wrote to."""
-    while isinstance(node, fx.Node) and node not in anew and (is_view(node) or _writes(node) or _is_item(node)):
+    while isinstance(node, fx.Node) and node not in anew and (is_view(node) or writes(node) or _is_item(node)):
         node = node.args[0]
     return node
 
@@ -284,7 +285,7 @@ def _refuse_copies(root: Any, later: set[fx.Node], write: fx.Node, anew: set[fx.
     if not isinstance(root, fx.Node):
         return
     source = root
-    while source not in anew and (is_view(source) or (_alias(source) is not None and not _writes(source))):
+    while source not in anew and (is_view(source) or (_alias(source) is not None and not writes(source))):
         source = source.args[0]  # type: ignore[assignment]
         if any(reader in later for reader in source.users):
             raise CaptureError(
@@ -320,8 +321,8 @@ def _is_item(node: fx.Node) -> bool:
 
 def _take_lists_apart(graph: fx.Graph, write: fx.Node, anew: set[fx.Node]) -> None:
     """Make slices of the items of `split`, `unbind` and the like, of the tensor that is written to."""
-    owner = _owner(write.args[0], anew)
-    for item in [node for node in graph.nodes if _is_item(node) and _owner(node, anew) is owner]:
+    owner = owner_of(write.args[0], anew)
+    for item in [node for node in graph.nodes if _is_item(node) and owner_of(node, anew) is owner]:
         views: Any = item.args[0]
         lengths = [part.shape for part in views.meta["val"]]
         axis = views.args[_LISTS[views.target]] if len(views.args) > _LISTS.get(views.target, 0) else 0
