@@ -140,14 +140,15 @@ def _is_library_code(layer: nn.Module) -> bool:
 
     A user's code may read what it likes: how often it was called, or a switch that the model turns between two layers.
     """
+    codes: dict[int, Any] = {}  # most parts are of few classes
     for part in modules_of(layer):
         own = vars(part)
-        codes = [type(part), *own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
+        codes[id(type(part))] = type(part)
+        for code in (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()):
+            codes[id(code)] = code
         if "forward" in own:
-            codes.append(own["forward"])
-        if not all(f"{getattr(code, '__module__', '')}.".startswith(_LIBRARIES) for code in codes):
-            return False
-    return True
+            codes[id(own["forward"])] = own["forward"]
+    return all(f"{getattr(code, '__module__', '')}.".startswith(_LIBRARIES) for code in codes.values())
 
 
 @final
