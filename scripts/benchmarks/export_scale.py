@@ -55,7 +55,7 @@ def size(results: dict, runs: int, out: Path) -> None:
 
 
 def _copy_seconds(files: list[str], folder: Path) -> float:
-    """Time cp of `files` from the system's cache, where an export without a check does not leave its archive."""
+    """Time cp of `files`, all of them in the system's cache."""
     for file in files:
         subprocess.run(["cp", file, "/dev/null"], check=True)
     folder.mkdir()

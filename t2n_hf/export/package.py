@@ -10,7 +10,6 @@ from typing import Any, Final
 from torch import nn
 
 from t2n_hf.errors import CheckpointNotFoundError
-from t2n_hf.export.checksum import quick_crc32
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.export.graph import TensorShape
 from t2n_hf.export.origin import Origin
@@ -49,8 +48,6 @@ def write_archives(
                 staging / part.archive,
                 config.format,  # type: ignore[arg-type]
                 level=config.compression_level,
-                cached=config.check,  # which reads it
-                crc32=quick_crc32,
             ) as archive,
         ):
             archive.add_text(GRAPH_FILE, part.graph.text)

@@ -5,7 +5,6 @@ come from anywhere: names, kinds, sizes and the gzip stream are checked before a
 """
 
 import contextlib
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,6 @@ from typing import Final, Literal, TypeAlias
 from t2n_hf.atomic import staged_file, staged_folder
 from t2n_hf.errors import ArchiveError, ConfigError, FormatError
 from t2n_hf.nnef.dat import HEADER_NBYTES, Buffer, DatHeader, Payload
-from t2n_hf.nnef.deflate import Crc32
 from t2n_hf.nnef.names import member_problem
 from t2n_hf.nnef.sinks import FolderSink, HashedFile, Sink, TarSink, WrittenFile, write_behind
 from t2n_hf.nnef.sources import FolderSource, Source, TarSource
@@ -38,20 +36,11 @@ class ArchiveWriter:
     """Writes one archive: a context manager, and at its end `path` is complete, or as it was before.
 
     `format` is "tgz", "tar" or "dir"; `level` is that of gzip, 0 (stored: trained weights hardly shrink) to 9. An
-    older archive at `path` is replaced (a folder only when it holds graph.nnef). `cached=False`: nobody reads it soon,
-    see `write_behind`. `crc32` computes the checksum of a tgz. Raises ConfigError for another format or level,
-    StorageError on a full disk.
+    older archive at `path` is replaced (a folder only when it holds graph.nnef). Raises ConfigError
+    for another format or level, StorageError on a full disk.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        format: ArchiveFormat = "tgz",
-        *,
-        level: int = 0,
-        cached: bool = True,
-        crc32: Crc32 = zlib.crc32,
-    ) -> None:
+    def __init__(self, path: str | Path, format: ArchiveFormat = "tgz", *, level: int = 0) -> None:
         if format not in _FORMATS:
             raise ConfigError(f"archive format {format!r}; expected one of {', '.join(_FORMATS)}")
         if not 0 <= level <= 9 or (level and format != "tgz"):
@@ -59,8 +48,6 @@ class ArchiveWriter:
         self.path = Path(path)
         self._format = format
         self._level = level
-        self._cached = cached
-        self._crc32 = crc32
         self._names: set[str] = set()
         self._damaged: str | None = None
         self._stack = contextlib.ExitStack()
@@ -69,14 +56,13 @@ class ArchiveWriter:
 
     def __enter__(self) -> "ArchiveWriter":
         with contextlib.ExitStack() as stack:
-            behind = stack.enter_context(write_behind(cached=self._cached))
+            behind = stack.enter_context(write_behind())
             if self._format == "dir":
                 folder = stack.enter_context(staged_folder(self.path, overwrite=True, marker=GRAPH_FILE))
                 self._sink = FolderSink(folder, self.path.name, behind)
             else:
                 file = HashedFile(stack.enter_context(staged_file(self.path)), behind)
-                level = self._level if self._format == "tgz" else None
-                self._sink = TarSink(file, self.path.name, level, self._crc32)
+                self._sink = TarSink(file, self.path.name, self._level if self._format == "tgz" else None)
             stack.push(self._end)
             self._stack = stack.pop_all()
         return self

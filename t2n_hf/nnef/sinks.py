@@ -1,10 +1,7 @@
 """Where the members of an archive go: a folder, or a .tar or .tgz file, written and hashed behind the caller."""
 
 import contextlib
-import errno
 import hashlib
-import mmap
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -12,25 +9,16 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from t2n_hf.atomic import WRITE_NBYTES, sync_to_disk
 from t2n_hf.nnef.dat import Buffer
-from t2n_hf.nnef.deflate import Crc32, GzipWriter
+from t2n_hf.nnef.deflate import GzipWriter
 from t2n_hf.nnef.tar import END, padding, tar_header
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["FolderSink", "HashedFile", "Sink", "TarSink", "WriteBehind", "WrittenFile", "write_behind"]
 
-# Each is handed over by Python, which takes a hundredth of the time that it is written and hashed in.
-_BUFFER_NBYTES: Final = 2 << 20
+# Small enough to stay in a core's caches until they are written and hashed.
+_BUFFER_NBYTES: Final = 1 << 20
 _BUFFERS: Final = 4
 # What is written is sent to the disk in such portions, so that little is left to wait for in the end.
 _SYNC_NBYTES: Final = 64 << 20
-
-# Past the cache only whole blocks of a disk can be written, from memory that starts at a multiple of as many bytes.
-_DISK_BLOCK_NBYTES: Final = 4096
-_DIRECT: Final = getattr(os, "O_DIRECT", 0)
 
 WrittenFile: TypeAlias = tuple[str, int]
 """sha256 (hex) and size in bytes."""
@@ -39,24 +27,21 @@ WrittenFile: TypeAlias = tuple[str, int]
 class WriteBehind:
     """Threads for files that are written one after another, and buffers that are written while others are filled.
 
-    One thread writes, one hashes, and one waits for the disk. Unless `cached`, large files go past the system's cache.
+    One thread writes, one hashes, and one waits for the disk.
     """
 
-    def __init__(self, threads: Sequence[ThreadPoolExecutor], *, cached: bool) -> None:
-        self.writer, self.hasher, self.syncer = threads
-        self.cached = cached
-        self.buffers = [memoryview(mmap.mmap(-1, _BUFFER_NBYTES)) for _ in range(_BUFFERS)]
+    def __init__(self, writer: ThreadPoolExecutor, hasher: ThreadPoolExecutor, syncer: ThreadPoolExecutor) -> None:
+        self.writer = writer
+        self.hasher = hasher
+        self.syncer = syncer
+        self.buffers = [memoryview(bytearray(_BUFFER_NBYTES)) for _ in range(_BUFFERS)]
 
 
 @contextlib.contextmanager
-def write_behind(*, cached: bool = True) -> Iterator[WriteBehind]:
-    """Give threads for the files of one archive. They end with the block.
-
-    `cached=False` is for what nobody reads soon: where the system can, it is written past its cache, which takes a
-    fraction of the processor's time, and leaves there what others read.
-    """
-    with contextlib.ExitStack() as stack:
-        yield WriteBehind([stack.enter_context(ThreadPoolExecutor(1)) for _ in range(3)], cached=cached)
+def write_behind() -> Iterator[WriteBehind]:
+    """Give threads for the files of one archive. They end with the block."""
+    with ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(1) as hasher, ThreadPoolExecutor(1) as syncer:
+        yield WriteBehind(writer, hasher, syncer)
 
 
 class HashedFile:
@@ -76,7 +61,6 @@ class HashedFile:
         self._busy: list[tuple[Future[Any], ...]] = [()] * len(behind.buffers)
         self._unsynced = 0
         self._syncing: tuple[Future[Any], ...] = ()
-        self._direct = not behind.cached and _set_direct(self._file.fileno(), True)
 
     def write(self, buffers: Sequence[Buffer]) -> None:
         """Write buffers one after another; they may be reused when this returns."""
@@ -103,22 +87,11 @@ class HashedFile:
     def _write(self, view: memoryview) -> None:
         self._unsynced += len(view)
         while len(view):
-            view = view[self._write_some(view) :]
+            view = view[self._file.write(view[:WRITE_NBYTES]) :]
         if self._unsynced >= _SYNC_NBYTES and all(task.done() for task in self._syncing):
             _results(self._syncing)
             self._syncing = (self._behind.syncer.submit(sync_to_disk, self._file.fileno()),)
             self._unsynced = 0
-
-    def _write_some(self, view: memoryview) -> int:
-        if self._direct and not len(view) % _DISK_BLOCK_NBYTES:
-            try:
-                return self._file.write(view)
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # blocks are larger on this disk
-                    raise
-        if self._direct:
-            self._direct = not _set_direct(self._file.fileno(), False)
-        return self._file.write(view[:WRITE_NBYTES])
 
     def finish(self) -> WrittenFile:
         """Write what is left and close the file. Returns its sha256 and size."""
@@ -134,18 +107,6 @@ class HashedFile:
         wait([task for tasks in self._busy for task in tasks])
         wait(self._syncing)
         self._file.close()
-
-
-def _set_direct(fd: int, direct: bool) -> bool:
-    """Have what is written to a file go past the system's cache, or not; say whether that was done."""
-    if fcntl is None or not _DIRECT:
-        return False
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags | _DIRECT if direct else flags & ~_DIRECT)
-    except OSError:  # not on this file system
-        return False
-    return True
 
 
 def _results(tasks: Iterable[Future[Any]]) -> None:
@@ -173,10 +134,10 @@ class Sink(Protocol):
 class TarSink:
     """A .tar (`level` None) or a .tgz; `name` is its final file name."""
 
-    def __init__(self, file: HashedFile, name: str, level: int | None, crc32: Crc32) -> None:
+    def __init__(self, file: HashedFile, name: str, level: int | None) -> None:
         self._file = file
         self._name = name
-        self._gzip = None if level is None else GzipWriter(file.write, level, crc32)
+        self._gzip = None if level is None else GzipWriter(file.write, level)
         self._write: Callable[[Buffer], None] = self._gzip.write if self._gzip else lambda chunk: file.write([chunk])
 
     def add(self, name: str, nbytes: int, chunks: Iterable[Buffer]) -> None:
