@@ -24,6 +24,7 @@ __all__ = ["Builder", "Out"]
 
 # Block formats that tract multiplies by. It fails to make a product with any other one runnable.
 _MULTIPLIED: Final = frozenset({"q4_0"})
+_ROUNDED: Final = frozenset({"ceil", "floor"})
 _COMPARED: Final = frozenset({"eq", "gt", "ne"})
 
 Out: TypeAlias = tuple[Iterable[Length], torch.dtype]
@@ -144,7 +145,9 @@ class Builder:
         if value.dtype is dtype:
             return value
         result = self.call("tract_core_cast", value, out=(value.shape, dtype), to=tract_dtype(dtype))
-        return self.unseen(result) if value.known and value.dtype is torch.bool else self._once_filled(result)
+        is_cut = value.dtype.is_floating_point and not dtype.is_floating_point
+        hides = value.known and (value.dtype is torch.bool or is_cut)
+        return self.unseen(result) if hides else self._once_filled(result)
 
     def wide(self, value: Value) -> Value:
         """The tensor in f32 where it is f16: for what tract sums up in the dtype of its operands, as torch does not.
@@ -159,7 +162,12 @@ class Builder:
         """`op(x)`, of the shape of `x`."""
         if op == "abs" and x.dtype is torch.float64:  # tract has it of f64 since 0.23.5
             return self.binary("max", x, self.call("neg", x, out=(x.shape, x.dtype)), x.dtype)
-        return self.call(op, x, out=(x.shape, dtype or x.dtype), **kwargs)
+        value = self.call(op, x, out=(x.shape, dtype or x.dtype), **kwargs)
+        if op in _ROUNDED and (x.known or x.filled) and value.dtype is not torch.float64:
+            # Of lengths and places tract calculates in whole numbers: `S*0.5 - floor(S*0.5)` is 0 to it, and so is what
+            # that is multiplied with. It does not see through this, which changes no whole number.
+            return self.call("tract_core_round_even", value, out=(value.shape, value.dtype))
+        return value
 
     def binary(
         self, op: str, left: Operand, right: Operand, dtype: torch.dtype, result: torch.dtype | None = None
@@ -168,7 +176,8 @@ class Builder:
         a, b = self.aligned([left, right], dtype)
         shape = broadcast_shapes(*(x.shape for x in (a, b) if isinstance(x, Value)))
         value = self.call(op, a, b, out=(shape, result or dtype))
-        if op in _COMPARED and value.known and not says_both(value):
+        is_cut = op == "div" and not dtype.is_floating_point
+        if value.known and (is_cut or (op in _COMPARED and not says_both(value))):
             return self.unseen(value)
         by_zero = op == "mul" and any(is_number(x) and x == 0 for x in (left, right))
         by_bits = op == "tract_core_bitand" and any(isinstance(x, Value) and x.filled for x in (left, right))

@@ -95,9 +95,15 @@ def _interpolated(emit: Emit, ordered: Value, ranks: Value, interpolation: str) 
         return low
     above = emit.cast(emit.unary("ceil", ranks), torch.int64)
     high = gathered(emit, ordered, above, ordered.rank - 1)
-    part: Operand = 0.5 if interpolation == "midpoint" else emit.binary("sub", ranks, below, kind)
-    moved = emit.binary("mul", emit.binary("sub", high, low, kind), part, kind)
-    return emit.binary("add", low, moved, kind)
+    if interpolation == "midpoint":
+        part = emit.tensor(0.5, kind, tuple(1 for _ in ranks.shape))
+    else:
+        part = emit.binary("sub", ranks, below, kind)
+    # As torch does it, from the nearer one: beside infinity that is not the same.
+    apart, rest = emit.binary("sub", high, low, kind), emit.binary("sub", 1.0, part, kind)
+    from_low = emit.binary("add", low, emit.binary("mul", apart, part, kind), kind)
+    from_high = emit.binary("sub", high, emit.binary("mul", apart, rest, kind), kind)
+    return emit.select(emit.binary("gt", 0.5, part, kind, torch.bool), from_low, from_high, kind)
 
 
 def _placed(emit: Emit, found: Value, q: Operand, dim: int | None, keepdim: bool) -> Value:

@@ -14,7 +14,8 @@ KINDS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 def one(name, function, x=X, **options):
     wide = torch.cat([x, x.flip(1) * 2], 1)
-    return Case(name, function, (x,), {(0, 1): "S"}, ((wide[:, :9],), (x[:, :1],)), tolerance=1e-5, **options)
+    others = ((wide[:, :9],), (wide[:, :8],), (x[:, :1],))  # quantiles between two elements, and not
+    return Case(name, function, (x,), {(0, 1): "S"}, others, tolerance=1e-5, **options)
 
 
 CASES = [
