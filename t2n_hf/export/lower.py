@@ -16,6 +16,7 @@ from t2n_hf.ops.attention import rope
 from t2n_hf.ops.emit import Emit, EmitOptions
 from t2n_hf.ops.plugins import OPS_GROUP, declared_emitters
 from t2n_hf.ops.recurrent import recurrent
+from t2n_hf.ops.refused import REFUSED
 from t2n_hf.ops.table import EMITTERS, Emitter, EmitterTable
 from t2n_hf.ops.value import Value
 from t2n_hf.places import module_of, source_line
@@ -59,7 +60,8 @@ def missing_emitters(captured: Captured) -> list[MissingOp]:
             if isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat | int | float | bool):
                 continue
             module = f"{prefix}{module_of(node)}.".removeprefix("module.").rstrip(".")
-            found.setdefault((str(node.target), module), MissingOp(str(node.target), module, source_line(node)))
+            op = MissingOp(str(node.target), module, source_line(node), REFUSED.get(node.target, ""))
+            found.setdefault((op.op, module), op)
     return list(found.values())
 
 
@@ -91,7 +93,7 @@ def lower(
         EmitError: an emitter refuses a form of its operator, or the target lacks what the model needs.
     """
     table = emitter_table(_targets(captured))
-    known = {*table.overloads(), LAYER_OP}
+    known = {*table.overloads(), *REFUSED, LAYER_OP}
     for graph in (captured, *captured.pieces):
         decompose_unknown(graph, known)
     missing = missing_emitters(captured)
@@ -129,7 +131,7 @@ def _missing_text(missing: list[MissingOp]) -> str:
     lines = []
     for op, rows in places.items():
         more = len(rows) - _PLACES_SHOWN
-        lines.append(f"  {op}")
+        lines.append(f"  {op}: {rows[0].reason}" if rows[0].reason else f"  {op}")
         lines += [f"    in {row.module or 'the model'}: {row.source_line}" for row in rows[:_PLACES_SHOWN]]
         lines += [f"    and in {more} more modules"] if more > 0 else []
     head = "1 operator of this model has" if len(places) == 1 else f"{len(places)} operators of this model have"

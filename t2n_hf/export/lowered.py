@@ -19,11 +19,12 @@ class WeightFormatInfo:
 
 @dataclass(frozen=True)
 class MissingOp:
-    """An operator that no emitter covers, and a place where the model uses it."""
+    """An operator that no emitter covers, where the model uses it, and why there is no emitter where that is known."""
 
     op: str
     module: str
     source_line: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

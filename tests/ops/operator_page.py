@@ -10,6 +10,7 @@ from typing import Any
 from case_matrix import Call
 
 from t2n_hf.export.lower import emitter_table
+from t2n_hf.ops.refused import REFUSED
 
 __all__ = ["limits_of", "listed_operators", "name_of", "page"]
 
@@ -94,7 +95,7 @@ def page(calls: Mapping[str, Collection[Call]], written: Mapping[str, Collection
     for family, names in sorted(families.items()):
         parts.append(f"\n## {family}\n\n| operator | dtypes | lengths | cases | limits |\n|---|---|---|---|---|\n")
         parts += [_row(name, emitters, used) for name in sorted(names)]
-    return "".join(parts) + _decomposed(calls, emitters)
+    return "".join(parts) + _decomposed(calls, emitters) + _refused()
 
 
 def _row(name: str, emitters: Mapping[str, Any], used: Mapping[str, list[tuple[str, Call]]]) -> str:
@@ -127,3 +128,9 @@ def _decomposed(calls: Mapping[str, Collection[Call]], emitters: Collection[str]
     rows = [f"| `{name}` | {_cases(iter(sorted(mine)))} |\n" for name, mine in sorted(found.items())]
     head = "\n## By decomposition\n\nWithout an emitter; torch says what they are made of. Those that cases call:\n\n"
     return f"{head}| operator | cases |\n|---|---|\n{''.join(rows)}"
+
+
+def _refused() -> str:
+    rows = [f"| `{name_of(overload)}` | {reason} |\n" for overload, reason in sorted(REFUSED.items(), key=str)]
+    head = "\n## Refused\n\nReported like what is unknown, each with the reason:\n\n"
+    return f"{head}| operator | reason |\n|---|---|\n{''.join(rows)}"

@@ -10,6 +10,7 @@ from t2n_hf.trace.passes.aliases import drop_aliases, drop_idle_dropouts, drop_w
 from t2n_hf.trace.passes.asserts import drop_asserts
 from t2n_hf.trace.passes.dead_code import drop_dead_code
 from t2n_hf.trace.passes.float_mask import float_masks
+from t2n_hf.trace.passes.order import order_by_use
 from t2n_hf.trace.passes.result import PassResult
 from t2n_hf.trace.passes.rms_norm import fuse_rms_norm
 from t2n_hf.trace.passes.rope import fuse_rope
@@ -32,6 +33,7 @@ PASSES: Final[tuple[Callable[[fx.Graph], PassResult], ...]] = (
     float_masks,
     join_views,
     drop_dead_code,
+    order_by_use,
 )
 
 
