@@ -171,7 +171,7 @@ class PieceRecorder:
     _kinds: list[_Kind] = field(default_factory=list)
     _descriptions: list[Any] = field(default_factory=list)
     _results: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    _compared: set[int] = field(default_factory=set)
+    _trusted: set[int] = field(default_factory=set)
     _called_first: dict[int, SeenCall] = field(default_factory=dict)
     _late: LateCalls | None = None
 
@@ -272,10 +272,12 @@ class PieceRecorder:
             leaves = kind.leaves_for(arguments, index)
             if leaves is None:
                 continue
-            trusted = number in self._compared and not may_count(layer) and _is_library_code(layer)
-            if trusted or self._same_trace(kind, layer, where, arguments, leaves):
-                self._compared.add(number)
-                return number, *leaves
+            if number not in self._trusted:
+                if not self._same_trace(kind, layer, where, arguments, leaves):
+                    continue
+                if not may_count(layer) and _is_library_code(layer):  # and so are all of this description
+                    self._trusted.add(number)
+            return number, *leaves
         traced = trace_layer(layer, arguments, self.name_weight(where), piece_name(layer))
         self._kinds.append(_Kind(description, surroundings, index, arguments.snapshot(), traced))
         return len(self._kinds) - 1, list(traced.inputs), list(traced.changed)

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from t2n_hf.dtypes import dtype_of
 from t2n_hf.errors import ConfigError, T2NError
+from t2n_hf.garbage import collection_paused
 from t2n_hf.hf.tasks.causal import CausalOptions, causal_interface
 from t2n_hf.hf.tasks.encoder import encoder_interface
 from t2n_hf.hf.tasks.encoder_decoder import encoder_decoder_pipeline
@@ -23,6 +24,7 @@ __all__ = ["interface_of", "pipeline_of"]
 _MULTIMODAL: Final = ("image-text-to-text", "audio-text-to-text")
 
 
+@collection_paused()
 def pipeline_of(
     model: PreTrainedModel,
     *,
