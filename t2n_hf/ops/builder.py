@@ -17,7 +17,7 @@ from t2n_hf.nnef.ir import Assign, Name
 from t2n_hf.nnef.names import Namer
 from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.counting import counted, says_both
-from t2n_hf.ops.dims import Length, Shape, broadcast_shapes, dim, dims, is_lost, same
+from t2n_hf.ops.dims import Length, Shape, added_axes, broadcast_shapes, dim, dims, is_lost, same
 from t2n_hf.ops.value import Number, Operand, Value, is_number, tract_dtype
 
 __all__ = ["Builder", "Out"]
@@ -244,9 +244,9 @@ class Builder:
     def reshape(self, value: Value, shape: Iterable[Length]) -> Value:
         """Another shape for the same elements, written for the part of the axes that changes."""
         old, new = value.shape, tuple(shape)
-        if len(new) > len(old) and (axes := _added_axes(old, new)) is not None:
+        if len(new) > len(old) and (axes := added_axes(old, new)) is not None:
             return self.unsqueeze(value, axes)
-        if len(new) < len(old) and (axes := _added_axes(new, old)) is not None:
+        if len(new) < len(old) and (axes := added_axes(new, old)) is not None:
             return self.squeeze(value, axes)
         shortest = min(len(old), len(new))
         head = next((i for i in range(shortest) if not same(old[i], new[i])), shortest)
@@ -385,20 +385,6 @@ def _values(operand: Any) -> Iterator[Value | Name]:  # noqa: ANN401 - operands,
             yield from _values(item)
     elif isinstance(operand, Value | Name):
         yield operand
-
-
-def _added_axes(small: Shape, large: Shape) -> list[int] | None:
-    """Axes of length 1 whose removal from `large` leaves `small`; None when there are none such."""
-    axes: list[int] = []
-    place = 0
-    for axis, length in enumerate(large):
-        if place < len(small) and same(length, small[place]):
-            place += 1
-        elif same(length, 1):
-            axes.append(axis)
-        else:
-            return None
-    return axes if place == len(small) else None
 
 
 def _is_whole(length: Any) -> bool:  # noqa: ANN401 - a number or an expression

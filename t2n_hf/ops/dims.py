@@ -13,6 +13,7 @@ from t2n_hf.nnef.ir import Dim
 __all__ = [
     "Length",
     "Shape",
+    "added_axes",
     "broadcast_lengths",
     "broadcast_shapes",
     "dim",
@@ -309,3 +310,17 @@ _WRITERS: Final[dict[str, Callable[[sympy.Basic], str]]] = {
     "ceiling": _whole_part_above,
     "floor": _whole_part,
 }
+
+
+def added_axes(small: Shape, large: Shape) -> list[int] | None:
+    """Axes of length 1 whose removal from `large` leaves `small`; None when there are none such."""
+    axes: list[int] = []
+    place = 0
+    for axis, length in enumerate(large):
+        if place < len(small) and same(length, small[place]):
+            place += 1
+        elif same(length, 1):
+            axes.append(axis)
+        else:
+            return None
+    return axes if place == len(small) else None
