@@ -165,7 +165,7 @@ class Placing:
         packed = quantized(value, choice, dtype=dtype, name=name, compute=compute, importance=importance, error=error)
         self._note_error(name, error)
         _settle(packed)
-        self.pages.used(self._stored_values_nbytes(name, value, key))
+        self.pages.used(self._stored_values_nbytes(name, value, key), packing=True)
         return parameter_of(self.moved(name, packed), name)
 
     def _late(self, name: str, value: torch.Tensor, key: str | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -220,7 +220,7 @@ class Placing:
         packer = ItemPacker(count, choice, dtype=dtype, name=name, importance=importance, error=error)
         for value in values:
             packer.add(value)
-            self.pages.used(value.nbytes)
+            self.pages.used(value.nbytes, packing=True)
             del value
         packed = packer.finish(choice.compute(self.compute))
         self._note_error(name, error)
@@ -347,13 +347,13 @@ class Placing:
         read = sum(part.nbytes for part in parts.values()) if compute != "exact" else 0
         if self.placement.on_disk(name):
             offloaded = self._stored_on_disk(name, form, state, wanted, compute)
-            self.pages.used(read)
+            self.pages.used(read, packing=True)
             return offloaded
         packed = packed.to(wanted.dtype)
         if hasattr(packed, "with_compute"):
             packed = packed.with_compute(compute)
         _settle(packed)
-        self.pages.used(read)
+        self.pages.used(read, packing=True)
         return self.moved(name, packed)
 
     def _stored_on_disk(

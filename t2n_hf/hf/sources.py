@@ -23,7 +23,7 @@ __all__ = ["CheckpointSources", "MappedPages", "total_nbytes"]
 _MAPS: Final = Path("/proc/self/maps")
 # Linux maps this much of a file around a byte that is read.
 _READ_AROUND_NBYTES: Final = 64 << 10
-# Trimming costs more than dropping pages, and what follows asks for the memory again: a tenth of a loading's time.
+# Trimming costs more than dropping pages, and packing asks for the memory again: a tenth of a loading's time.
 _TRIMMED_EVERY: Final = 4
 
 
@@ -104,13 +104,16 @@ class MappedPages:
         self._every_nbytes = every_nbytes
         self._pending = self._dropped = 0
 
-    def used(self, nbytes: int) -> None:
-        """Count `nbytes` that are needed no more; give the pages back when enough have come together."""
+    def used(self, nbytes: int, *, packing: bool = False) -> None:
+        """Count `nbytes` that are needed no more; give the pages back when enough have come together.
+
+        With `packing` memory that is free is kept three times of four: packing the next weight asks for as much again.
+        """
         self._pending += nbytes
         if self._pending >= self._every_nbytes:
             self._pending = 0
             self._dropped += 1
-            self.drop(trim=self._dropped % _TRIMMED_EVERY == 0)
+            self.drop(trim=not packing or self._dropped % _TRIMMED_EVERY == 0)
 
     def copy_out(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give small plain tensors, such as norms and biases, memory of their own where they lie in the mappings.

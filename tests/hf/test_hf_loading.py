@@ -240,8 +240,7 @@ def test_loading_a_sharded_model_takes_two_tensors_of_memory(tmp_path):
     _, grown, _ = measure(folder, small, "q4_0")
     assert grown < 2 * largest + 20_000  # the packed weights that are spilled pass through memory
     _, grown, _ = measure(folder, small, "none", "bfloat16")
-    # Each weight is cast on its way; the heap gives back what that leaves every fourth time only, see the loader.
-    assert grown < 3 * largest + 8_000 < total / 2
+    assert grown < 2 * largest + 8_000  # each weight is cast on its way, and read again when it is needed
     shutil.rmtree(folder)
 
 
