@@ -1,6 +1,6 @@
 """Capture and lower random Llamas of several depths, without writing weights: what a layer more costs.
 
-Prints one JSON object: for each depth the seconds of the fastest round, the lines of graph.nnef, and how many of them
+Prints one JSON object: for each depth the seconds of every round, sorted, the lines of graph.nnef, and how many of them
 declare a weight or an input. The depths take turns.
 """
 

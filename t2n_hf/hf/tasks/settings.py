@@ -20,6 +20,7 @@ from t2n_hf.hf.capturable.own_caches import own_cache
 from t2n_hf.hf.capturable.recurrence import capturable_recurrences
 from t2n_hf.hf.capturable.rotary import capturable_rotary
 from t2n_hf.hf.capturable.routed_experts import capturable_experts
+from t2n_hf.hf.capturable.squeezed import capturable_squeezes
 from t2n_hf.hf.capturable.windows import capturable_windows
 from t2n_hf.trace.swap import evaluating
 from t2n_hf.trace.walk import attribute_of, modules_of, names_of, parts_known
@@ -67,7 +68,7 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
 
 _CAPTURABLE: Final = (
     *(capturable_experts, capturable_forwards, capturable_indexers, capturable_languages),
-    capturable_windows,
+    *(capturable_squeezes, capturable_windows),
 )
 
 
