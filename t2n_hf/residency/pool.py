@@ -77,7 +77,11 @@ class TensorResidencyPool:
             raise ConfigError(f"readahead_nbytes must be >= 0, got {readahead_nbytes}")
         self.max_cached_bytes = max_cached_bytes
         self.max_workers = max_workers
-        self.strategy = ResidencyStrategy(strategy)
+        try:
+            self.strategy = ResidencyStrategy(strategy)
+        except ValueError as error:
+            known = ", ".join(repr(known.value) for known in ResidencyStrategy)
+            raise ConfigError(f"strategy={strategy!r}; expected a ResidencyStrategy, or one of {known}") from error
         self.strict = strict
         self.readahead_nbytes = readahead_nbytes
         if strict and self.strategy is ResidencyStrategy.FIXED:
@@ -263,7 +267,10 @@ class TensorResidencyPool:
         """Make this pool transparently serve offloaded tensor reloads of this context, on `device` if given.
 
         Scopes nest. A thread that is started inside does not inherit the scope: bind the pool to the tensors instead.
+        Raises ResidencyError when the pool is closed.
         """
+        with self._room.lock:
+            self._table.refuse_closed()
         with entered(ActiveScope(self, None if device is None else torch.device(device))):
             yield self
 

@@ -58,6 +58,7 @@ class Workers:
         try:
             while (found := self._next()) is not None:
                 self.load(*found)
+                del found  # a source that is held here while there is nothing to do would outlive its tensor
         except BaseException:
             with self._lock:
                 self._active -= 1

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import torch
 
@@ -41,3 +43,21 @@ def test_leases_and_handles_can_be_made_for_a_holder_and_any_name_of_a_device(de
 def test_what_is_no_source_is_refused_at_once(what, method):
     with TensorResidencyPool() as pool, pytest.raises(ConfigError, match=f"got a {type(what).__name__}; give an"):
         getattr(pool, method)(what)
+
+
+def test_a_value_ends_with_its_source_also_just_after_a_worker_has_loaded_it():
+    left = []
+    with TensorResidencyPool() as pool:
+        for _ in range(5):
+            holder = Holder()
+            pool.prefetch(holder).wait()
+            assert pool.is_resident(holder)
+            del holder
+            time.sleep(0.001)  # the worker goes back to its queue, and waits there for some time
+            left.append(pool.resident_bytes)
+    assert left == [0] * 5
+
+
+def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do():
+    with pytest.raises(ConfigError, match="strategy='mru'; expected a ResidencyStrategy, or one of 'lru', 'fixed'"):
+        TensorResidencyPool(strategy="mru")

@@ -3,6 +3,7 @@ import threading
 import pytest
 import torch
 
+from t2n_hf.errors import ResidencyError
 from t2n_hf.residency import TensorResidencyPool, active_pool, active_scope
 
 
@@ -33,3 +34,11 @@ def test_another_thread_does_not_inherit_the_scope():
         thread.start()
         thread.join()
     assert seen == [None]
+
+
+def test_a_closed_pool_cannot_be_made_the_scope():
+    pool = TensorResidencyPool()
+    pool.close()
+    with pytest.raises(ResidencyError, match="is closed; make another one"), pool.scope():
+        pass
+    assert active_pool() is None
