@@ -47,8 +47,6 @@ __all__ = ["COVERAGE_THRESHOLD", "T2NQuantizer", "register"]
 
 # Below this share of what could be quantized, loading warns: someone who asked for 4 bits would not expect it.
 COVERAGE_THRESHOLD: Final = 0.5
-# How transformers loads names and shapes alone: nothing is put anywhere.
-_WITHOUT_VALUES: Final = {"": "meta"}
 
 
 class T2NQuantizer(HfQuantizer):
@@ -128,7 +126,7 @@ class T2NQuantizer(HfQuantizer):
 
     def update_device_map(self, device_map: Any) -> Any:  # noqa: ANN401 - whatever transformers takes
         """Take "disk" out of a copy of the user's map. Raises ConfigError for a device that is not there."""
-        if not isinstance(device_map, dict) or device_map == _WITHOUT_VALUES:
+        if not isinstance(device_map, dict) or _is_without_values(device_map):
             return device_map
         self._limit(self.quantization_config.limits or {})
         return self._placement.take(checked_map(device_map))
@@ -182,7 +180,7 @@ class T2NQuantizer(HfQuantizer):
             self._placing.late = LateWeights(sources, self._placing.pages, keeps=late == "once", spill_folder=folder)
         if not self.pre_quantized:
             self._placing.importance = importance_for(model, self.plan, self.quantization_config.importance)
-        if device_map is None or device_map == _WITHOUT_VALUES:
+        if device_map is None or _is_without_values(device_map):
             return
         config = self.quantization_config
         cache = cache_nbytes_of(model, config.max_length, config.batch_size, self._dtype)
@@ -308,6 +306,11 @@ class T2NQuantizer(HfQuantizer):
         copied.quantization_config = copy.deepcopy(self.quantization_config, memo)
         copied._placing = None
         return copied
+
+
+def _is_without_values(device_map: object) -> bool:
+    """Say whether only names and shapes are to be loaded, device_map="meta": then nothing is put anywhere."""
+    return isinstance(device_map, dict) and list(device_map) == [""] and str(device_map[""]) == "meta"
 
 
 def register() -> None:

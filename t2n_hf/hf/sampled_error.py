@@ -29,13 +29,16 @@ class SampledError:
 
     @property
     def relative(self) -> float | None:
-        """The error so far; None when the class of the weight does not say what its rows are. 0 of zeros."""
+        """The error so far; None when the class of the weight does not say what its rows are, or on meta. 0 of zeros."""
         if not self._is_known:
             return None
         return float((self._difference / self._total) ** 0.5) if self._total else 0.0
 
     def add(self, values: torch.Tensor, packed: torch.Tensor) -> None:
         """Compare `values`, plain (..., N, K), with `packed`, of the same shape, of a class with an offload state."""
+        if values.is_meta:
+            self._is_known = False
+            return
         if isinstance(packed, TransposedTensor):
             values, packed = values.transpose(-1, -2), packed.inner
         for true, found in _samples(values.detach(), packed):

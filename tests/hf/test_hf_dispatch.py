@@ -279,6 +279,7 @@ def test_maps_and_arguments_without_a_meaning_are_refused(checkpoint):
         ({"device_map": {"blocks": "cpu"}}, "does not give any device for .*gain"),
         ({"device_map": {"": "floppy"}}, "'floppy' is no device"),
         ({"device_map": "cpu", "max_memory": {"cpu": "much"}}, "max_memory"),
+        ({"device_map": "cpu", "max_memory": "1GB"}, "max_memory='1GB'; expected bytes by device"),
         ({"device_map": "cpu", "dtype": "float12"}, "dtype='float12'"),
         ({"offload_buffers": True}, "offload_buffers=True has no meaning"),
         ({"full_state_dict": False}, "full_state_dict=False has no meaning"),

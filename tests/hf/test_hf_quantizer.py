@@ -240,3 +240,16 @@ def test_loading_warns_of_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(source, folder)
+
+
+@pytest.mark.parametrize("weights", ["q4_0", "q8_1", "ternary", "none"])
+@pytest.mark.parametrize("name", ["m2", "m4"])
+def test_a_model_can_be_loaded_on_meta_for_its_names_and_shapes(name, weights, tmp_path):
+    source = getattr(models, name)()
+    folder = models.saved(source, tmp_path)
+    for given in ("meta", {"": "meta"}):
+        model = load(source, folder, T2NConfig(weights), device_map=given)
+        assert {n: (p.shape, p.is_meta) for n, p in model.named_parameters()} == {
+            n: (p.shape, True) for n, p in source.named_parameters()
+        }
+        assert any(isinstance(p, OpaqueTensor) for p in model.parameters()) is (weights != "none")

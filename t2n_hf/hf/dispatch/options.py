@@ -96,6 +96,8 @@ def limits_of(max_memory: Mapping[Where, int | str] | None) -> dict[Where, int] 
     """Read limits, accelerators first. Raises ConfigError."""
     if max_memory is None:
         return None
+    if not isinstance(max_memory, Mapping):
+        raise ConfigError(f"max_memory={max_memory!r}; expected bytes by device, such as {{'cpu': '2GB'}}")
     limits: dict[Where, int] = {}
     for device, limit in max_memory.items():
         try:
