@@ -29,7 +29,7 @@ class SampledError:
 
     @property
     def relative(self) -> float | None:
-        """The error so far; None when the class of the weight does not say what its rows are, or on meta. 0 of zeros."""
+        """The error; None on meta, or when the class of the weight does not say what its rows are. 0 of zeros."""
         if not self._is_known:
             return None
         return float((self._difference / self._total) ** 0.5) if self._total else 0.0
