@@ -215,9 +215,20 @@ def clamp_max(emit: Emit, x: Value, max: Operand) -> Value:
 
 @_emits(_aten.lerp.Scalar, _aten.lerp.Tensor)
 def lerp(emit: Emit, start: Value, end: Value, weight: Operand) -> Value:
-    """`start + weight * (end - start)`."""
-    step = emit.binary("mul", emit.binary("sub", end, start, emit.dtype), weight, emit.dtype)
-    return emit.binary("add", start, step, emit.dtype)
+    """`start + weight * (end - start)`, from the nearer of both, as torch has it: beside infinity it matters."""
+    dtype = emit.dtype
+    way = emit.binary("sub", end, start, dtype)
+
+    def from_start() -> Value:
+        return emit.binary("add", start, emit.binary("mul", way, weight, dtype), dtype)
+
+    def from_end() -> Value:
+        return emit.binary("sub", end, emit.binary("mul", way, emit.binary("sub", 1, weight, dtype), dtype), dtype)
+
+    if isinstance(weight, int | float):
+        return from_start() if abs(weight) < 0.5 else from_end()
+    small = emit.binary("gt", 0.5, emit.unary("abs", emit.tensor(weight, dtype)), dtype, torch.bool)
+    return emit.select(small, from_start(), from_end(), dtype)
 
 
 @_emits(_aten.addcmul.default)

@@ -17,7 +17,7 @@ from t2n_hf.nnef.ir import Assign, Name
 from t2n_hf.nnef.names import Namer
 from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.counting import counted, says_both
-from t2n_hf.ops.dims import Length, Shape, added_axes, broadcast_shapes, dim, dims, is_lost, same
+from t2n_hf.ops.dims import Length, Shape, added_axes, broadcast_shapes, dim, dims, is_fixed, is_lost, same
 from t2n_hf.ops.value import Number, Operand, Value, is_number, tract_dtype
 
 __all__ = ["Builder", "Out"]
@@ -135,9 +135,9 @@ class Builder:
         that it can prove: of a product with them, or a choice by them, it keeps the other operand alone, in the shape
         that this one has. Where lengths are numbers it does not.
         """
-        axis = next((axis for axis, length in enumerate(value.shape) if not isinstance(length, int)), None)
-        if axis is None:
+        if is_fixed(value.shape):
             return value
+        axis = next(axis for axis, length in enumerate(value.shape) if not isinstance(length, int))
         return self.gather(value, self.range(0, value.shape[axis], torch.int64), axis)
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
@@ -145,6 +145,8 @@ class Builder:
         if value.dtype is dtype:
             return value
         result = self.call("tract_core_cast", value, out=(value.shape, dtype), to=tract_dtype(dtype))
+        if value.known and dtype.is_floating_point and not value.dtype.is_floating_point and is_fixed(value.shape):
+            return self._no_length(result)
         is_cut = value.dtype.is_floating_point and not dtype.is_floating_point
         hides = value.known and (value.dtype is torch.bool or is_cut)
         return self.unseen(result) if hides else self._once_filled(result)
@@ -163,11 +165,17 @@ class Builder:
         if op == "abs" and x.dtype is torch.float64:  # tract has it of f64 since 0.23.5
             return self.binary("max", x, self.call("neg", x, out=(x.shape, x.dtype)), x.dtype)
         value = self.call(op, x, out=(x.shape, dtype or x.dtype), **kwargs)
-        if op in _ROUNDED and (x.known or x.filled) and value.dtype is not torch.float64:
-            # Of lengths and places tract calculates in whole numbers: `S*0.5 - floor(S*0.5)` is 0 to it, and so is what
-            # that is multiplied with. It does not see through this, which changes no whole number.
-            return self.call("tract_core_round_even", value, out=(value.shape, value.dtype))
-        return value
+        return self._no_length(value) if op in _ROUNDED and (x.known or x.filled) else value
+
+    def _no_length(self, whole: Value) -> Value:
+        """The same whole numbers, as floats, of which tract does not know what they are.
+
+        Of lengths and places it calculates in whole numbers: `S*0.5 - floor(S*0.5)` is 0 to it, and so is what that is
+        multiplied with. It does not see through this.
+        """
+        if whole.dtype is torch.float64:  # which it does not round
+            return self.reduce("sum_reduce", self.unsqueeze(whole, [0]), [0], keepdim=False)
+        return self.call("tract_core_round_even", whole, out=(whole.shape, whole.dtype))
 
     def binary(
         self, op: str, left: Operand, right: Operand, dtype: torch.dtype, result: torch.dtype | None = None

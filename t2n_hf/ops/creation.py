@@ -9,7 +9,7 @@ from t2n_hf.ops.dims import Length
 from t2n_hf.ops.emit import Emit
 from t2n_hf.ops.repetition import filled
 from t2n_hf.ops.table import EMITTERS
-from t2n_hf.ops.value import Number, Value
+from t2n_hf.ops.value import Number, Operand, Value
 
 __all__: list[str] = []
 
@@ -59,9 +59,9 @@ def new_full(emit: Emit, _like: Value, _size: Any, number: Number | Value, **_: 
 
 
 @_emits(_aten.scalar_tensor.default)
-def scalar_tensor(emit: Emit, number: Number, **_: object) -> Value:
+def scalar_tensor(emit: Emit, number: Operand, **_: object) -> Value:
     """A number as a tensor of rank 0."""
-    return emit.full((), number, emit.dtype)
+    return emit.tensor(number, emit.dtype)
 
 
 @_emits(_aten.arange.default)

@@ -18,6 +18,7 @@ __all__ = [
     "broadcast_shapes",
     "dim",
     "dims",
+    "is_fixed",
     "is_lost",
     "length_of",
     "product",
@@ -29,6 +30,8 @@ Length: TypeAlias = int | sympy.Expr
 Shape: TypeAlias = tuple[Length, ...]
 # Factors in these parts are exact in floats, whatever they are multiplied by.
 _EXACT_PARTS: Final = 1024
+_OF_FLOATS: Final = frozenset({"IntTrueDiv", "ToFloat"})
+_ROUNDINGS: Final = frozenset({"CeilToInt", "FloorToInt", "RoundToInt", "TruncToInt"})
 
 
 def length_of(value: Any, names: dict[sympy.Symbol, sympy.Expr]) -> Length:  # noqa: ANN401 - int, SymInt or expression
@@ -62,11 +65,34 @@ def _divided(part: sympy.Expr) -> sympy.Expr:
 
 def _without_floats(expression: sympy.Expr) -> sympy.Expr:
     """A length that was calculated in floats, in exact numbers: `TruncToInt(2.0 * ToFloat(S))` is `2 * S`."""
-    if not any(part.is_Float or type(part).__name__ == "ToFloat" for part in sympy.preorder_traversal(expression)):
+    if not any(part.is_Float or type(part).__name__ in _OF_FLOATS for part in sympy.preorder_traversal(expression)):
         return expression
     exact = expression.replace(lambda part: part.is_Float, lambda number: _exact(number, expression))
     exact = exact.replace(lambda part: type(part).__name__ == "ToFloat", lambda part: part.args[0])
+    exact = exact.replace(lambda part: type(part).__name__ in _ROUNDINGS, lambda part: _exact_quotients(part))
     return exact.replace(_is_whole_part, lambda part: sympy.expand(part.args[0]))
+
+
+def _exact_quotients(rounded: sympy.Expr) -> sympy.Expr:
+    """What is rounded with its quotients as fractions. A float that holds one is exact, or rounds as that does.
+
+    What is calculated with a float that does not may round to another whole number than the fraction.
+    """
+    (inner,) = rounded.args
+    quotients = [part for part in sympy.preorder_traversal(inner) if type(part).__name__ == "IntTrueDiv"]
+    alone = inner.as_coeff_Mul()[1] in quotients and _is_power_of_two(inner.as_coeff_Mul()[0])
+    for quotient in quotients:
+        if not alone and not _is_power_of_two(quotient.args[1]):
+            raise EmitError(
+                f"length {rounded} is rounded from more than a quotient by {quotient.args[1]}, which floats do not "
+                "hold, and tract calculates lengths in whole numbers; use // in its place"
+            )
+    return rounded.func(inner.replace(lambda part: part in quotients, lambda part: part.args[0] / part.args[1]))
+
+
+def _is_power_of_two(number: sympy.Expr) -> bool:
+    parts = sympy.fraction(number)
+    return all(part.is_Integer and part > 0 and int(part).bit_count() == 1 for part in parts)
 
 
 def _exact(number: sympy.Float, expression: sympy.Expr) -> sympy.Rational:
@@ -81,7 +107,7 @@ def _exact(number: sympy.Float, expression: sympy.Expr) -> sympy.Rational:
 
 def _is_whole_part(part: sympy.Expr) -> bool:
     """Whether this takes the whole part of what is whole: an integer sum of products of symbols."""
-    if type(part).__name__ not in {"TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt"}:
+    if type(part).__name__ not in _ROUNDINGS:
         return False
     return sympy.fraction(sympy.together(part.args[0]))[1] == 1
 
@@ -97,6 +123,11 @@ def dim(length: Length) -> int | Dim:
 def dims(shape: Iterable[Length]) -> list[int | Dim]:
     """A shape as an argument of the graph model."""
     return [dim(length) for length in shape]
+
+
+def is_fixed(shape: Shape) -> bool:
+    """Whether all lengths are numbers."""
+    return all(isinstance(length, int) for length in shape)
 
 
 def same(left: Length, right: Length) -> bool:

@@ -15,6 +15,7 @@ from t2n_hf.nnef.names import Namer
 from t2n_hf.nnef.versions import version_key
 from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.builder import Builder
+from t2n_hf.ops.calculated import calculated
 from t2n_hf.ops.dims import Length, Shape, length_of, same
 from t2n_hf.ops.table import COMPLEX_EMITTERS, Emitter, EmitterTable, place_of
 from t2n_hf.ops.value import ComplexValue, Value, is_number
@@ -172,6 +173,8 @@ class Emit(Builder):
     def write_outputs(self, outputs: Iterable[tuple[fx.Node, str]]) -> None:
         """Give every output its name: those that are inputs, or have several names, are copied."""
         for node, name in outputs:
+            if is_number(self.env[node]):  # a constant of rank 0
+                self.env[node] = self.full((), self.env[node], self.float_type(node.meta["val"].dtype))
             self._refuse_complex(self.env[node], name)
             if self.env[node].name.text != name:
                 self.copy(self.env[node], name)
@@ -201,7 +204,11 @@ class Emit(Builder):
             return length_of(value, self._symbols)
         if isinstance(value, bool | int | float):
             return value
-        raise self.refuse(f"an argument is {value!r}, which depends on the values of a tensor")
+        expression = value.node.expr if isinstance(value, torch.SymFloat) else None
+        if expression is None or not expression.free_symbols <= self._symbols.keys():
+            raise self.refuse(f"an argument is {value!r}, which depends on the values of a tensor")
+        number = calculated(self, expression.xreplace(self._symbols))
+        return number if self.dtype is torch.float64 else self.cast(number, torch.float32)
 
     def _checked(self, written: Any, expected: Any) -> Any:  # noqa: ANN401 - a value, or values
         """Compare what an emitter gave with what torch said, and take torch's lengths."""

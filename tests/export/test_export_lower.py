@@ -307,6 +307,24 @@ def test_every_result_has_its_name_even_inputs_weights_and_repeated_ones(tmp_pat
         np.testing.assert_allclose(outputs[name], want.detach().numpy(), rtol=1e-6)
 
 
+@pytest.mark.tract
+def test_numbers_may_be_results(tmp_path):
+    class Numbers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Buffer(torch.tensor(0.75))
+
+        def forward(self, x):
+            return x * self.factor, torch.tensor(2.5), self.factor, torch.tensor(3), torch.tensor(True)
+
+    module, x = Numbers(), torch.randn(3)
+    folder, _ = archive(interface(module, x, names=("a", "b", "c", "d", "e")), tmp_path / "numbers")
+    with TractRunner(folder) as runner:
+        outputs = runner.run({"x": x.numpy()})
+    for name, want in zip("abcde", module(x), strict=True):
+        np.testing.assert_equal(outputs[name], want.numpy(), strict=True)
+
+
 @pytest.mark.model
 def test_the_text_of_smollm2_stays_short_enough_to_read(smollm2):
     from transformers import AutoModelForCausalLM

@@ -2,7 +2,18 @@
 
 import pytest
 import sympy
-from torch.utils._sympy.functions import CeilToInt, FloorDiv, Max, Min, Mod, PythonMod, ToFloat, TruncToInt
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    FloorDiv,
+    FloorToInt,
+    IntTrueDiv,
+    Max,
+    Min,
+    Mod,
+    PythonMod,
+    ToFloat,
+    TruncToInt,
+)
 
 from t2n_hf.errors import EmitError
 from t2n_hf.nnef.ir import Dim
@@ -132,3 +143,22 @@ def test_lengths_that_floats_led_to_are_whole_again():
     assert same(length_of(TruncToInt(sympy.Float(2.0) * ToFloat(S)), {S: S}), 2 * S)
     with pytest.raises(EmitError, match=r"product with 1\.4.*factor such as"):
         length_of(TruncToInt(sympy.Float(1.4) * ToFloat(S)), {S: S})
+
+
+@pytest.mark.parametrize(
+    ("length", "text"),
+    [
+        (CeilToInt(IntTrueDiv(S, 3)), "(S+2)/3"),
+        (FloorToInt(IntTrueDiv(S, 3)), "S/3"),
+        (FloorToInt(2 * IntTrueDiv(S, 3)), "(2*S)/3"),
+        (CeilToInt(IntTrueDiv(S, 4) + IntTrueDiv(S, 2)), "(3*S+3)/4"),
+    ],
+    ids=str,
+)
+def test_a_quotient_that_is_rounded_is_rounded_once(length, text):
+    assert dim(length_of(length, {S: S, P: P})) == Dim(text)
+
+
+def test_what_floats_round_before_the_module_does_is_refused():
+    with pytest.raises(EmitError, match="rounded from more than a quotient by 49, which floats do not hold"):
+        length_of(FloorToInt(49 * IntTrueDiv(S, 49)), {S: S})

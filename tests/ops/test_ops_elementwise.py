@@ -32,6 +32,10 @@ B, C = bools(2, 5, 3), bools(2, 5, 3, seed=1)
 LONG = (floats(2, 9, 3),)
 
 
+def infinite(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 1, float("inf"), x)
+
+
 def unary(name, function, x=X, **options):
     other = x.repeat(1, 2, 1)[:, :9]
     return Case(name, function, (x,), S, ((other,),), **options)
@@ -162,6 +166,9 @@ ARITHMETIC = [
     binary("clamp_by_tensor", lambda x, y: torch.clamp(x, min=y)),
     unary("hardtanh", F.hardtanh),
     binary("lerp", lambda x, y: torch.lerp(x, y, 0.3)),
+    binary("lerp_from_infinity", lambda x, y: torch.lerp(infinite(x), y, 0.7)),
+    binary("lerp_to_infinity", lambda x, y: torch.lerp(x, infinite(y), 0.3)),
+    binary("lerp_by_tensor", lambda x, y: torch.lerp(infinite(x), -infinite(y), torch.sigmoid(x))),
     binary("addcmul", lambda x, y: torch.addcmul(x, x, y, value=0.5)),
     binary("addcdiv", lambda x, y: torch.addcdiv(x, x, y, value=0.5), tolerance=1e-5),
     unary("add_of_length", lambda x: x + x.shape[1]),

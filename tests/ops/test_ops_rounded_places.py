@@ -17,6 +17,10 @@ def part(x, rounded):
     return x * (halves(x) - rounded(halves(x)))[:, None]
 
 
+def lengths(x, times=1):
+    return torch.tensor([x.shape[0], 3 * x.shape[0], 4, 5]) * times // times
+
+
 def one(name, function):
     return Case(name, function, (X,), {(0, 0): "S"}, ((floats(8, 4),), (floats(3, 4),)))
 
@@ -28,6 +32,11 @@ CASES = [
     one("cast", lambda x: part(x, lambda places: places.long())),
     one("quotient", lambda x: x * (halves(x) - torch.arange(x.shape[0]) // 2)[:, None]),
     one("remainder", lambda x: x * torch.remainder(halves(x), 1.0)[:, None]),
+    one("floor_of_f64", lambda x: part(x.double(), lambda places: torch.arange(x.shape[0]).double().mul(0.5).floor())),
+    one("half_of_a_length", lambda x: x * (torch.tensor(x.shape[0]) * 0.5 - x.shape[0] // 2)),
+    one("half_of_a_length_by_tensors", lambda x: x * (torch.tensor(x.shape[0]) / 2 - torch.tensor(x.shape[0]) // 2)),
+    one("half_of_a_length_f64", lambda x: x.double() * (torch.tensor(x.shape[0]).double() * 0.5 - x.shape[0] // 2)),
+    one("halves_of_several_lengths", lambda x: x * (lengths(x) * 0.5 - lengths(x, 2) // 2)),
     one("floor_of_a_length", lambda x: x * (lambda r: r - r.floor())(torch.ones(1) * x.shape[0] * 0.25)),
 ]
 
