@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from t2n_hf.errors import BudgetError, ConfigError, ResidencyError, UnsupportedOpError
 from t2n_hf.residency import Claim, ResidencyStrategy, Source, TensorResidencyPool
+from t2n_hf.tensor.eager import eagerly
 from t2n_hf.tensor.offload import OffloadedTensor
 
 __all__ = [
@@ -122,6 +123,7 @@ class ModuleLeases:
 
     # ---- forward --------------------------------------------------------------------------------------------------
 
+    @eagerly
     def _open(self, module: nn.Module, args: Any) -> None:  # noqa: ANN401 - torch's hook signature
         thread = current_thread()
         calls = self._calls.get(thread)
@@ -144,6 +146,7 @@ class ModuleLeases:
                     raise
                 # Another thread has closed it since it was looked at: its weights are read without it.
 
+    @eagerly
     def _release(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ANN401
         calls = self._calls.get(current_thread())
         if calls and calls[-1].module is module:
@@ -158,6 +161,7 @@ class ModuleLeases:
 
     # ---- what interrupts leave ------------------------------------------------------------------------------------
 
+    @eagerly
     def _drop_stale(self, model: nn.Module, args: Any) -> None:  # noqa: ANN401
         if self._calls:
             self._release_own()
