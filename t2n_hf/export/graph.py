@@ -13,7 +13,7 @@ from t2n_hf.contract import InferenceTarget
 from t2n_hf.dtypes import dtype_named, dtype_of
 from t2n_hf.errors import ConfigError
 from t2n_hf.export.config import ExportConfig
-from t2n_hf.export.formats import WeightChoice, choose_formats, dense_reasons
+from t2n_hf.export.formats import DENSE, WeightChoice, choose_formats, dense_reasons
 from t2n_hf.export.lower import Lowered, WeightBinding, WeightFormatInfo, lower
 from t2n_hf.export.reference import InputSpec
 from t2n_hf.export.weights import PlannedWeight, Weight, plan_weight
@@ -39,10 +39,14 @@ class TensorShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """All that is to be written: the text of graph.nnef, the weights, and facts about both."""
+    """All that is to be written: the text of graph.nnef, the weights, and facts about both.
+
+    `constants` are those weights, by label, that the model does not have: they were found in the capture.
+    """
 
     text: str
     weights: tuple[PlannedWeight, ...]
+    constants: Mapping[str, torch.Tensor]
     choices: Mapping[str, WeightChoice]
     dense: Mapping[str, str]
     specs: tuple[InputSpec, ...]
@@ -65,7 +69,11 @@ def make_graph(interface: Interface, config: ExportConfig) -> Graph:
     assert config.dtype is not None
     choices = choose_formats(interface.weight_owner, config)
     captured = capture(interface, getattr(torch, dtype_named(config.dtype).torch), config.capture)  # type: ignore[arg-type]
-    formats = {name: WeightFormatInfo(choice.format, choice.transposed) for name, choice in choices.items()}
+    formats = {
+        name: WeightFormatInfo(choice.format, choice.transposed)
+        for name, choice in choices.items()
+        if choice.format != DENSE
+    }
     lowered = lower(
         captured,
         formats,
@@ -78,6 +86,7 @@ def make_graph(interface: Interface, config: ExportConfig) -> Graph:
     return Graph(
         text=to_text(lowered.document),
         weights=_plan(lowered, choices, interface.weight_owner, InferenceTarget(dtype=config.dtype)),
+        constants={b.label: b.value for b in lowered.bindings if b.value is not None},
         choices=choices,
         dense=_dense(lowered, choices, interface.weight_owner),
         specs=tuple(_spec(node, name, lengths) for node, name in captured.inputs),
@@ -126,15 +135,15 @@ def _weight(binding: WeightBinding, choices: Mapping[str, WeightChoice], values:
         return Weight(
             label=binding.label, name=binding.label, value=binding.value, shape=tuple(binding.shape), finite=False
         )
-    choice = choices.get(binding.fqn, WeightChoice())
-    quantize = choice.quantize_as is not None and binding.format in BLOCK_FORMATS
+    choice = choices.get(binding.fqn)
+    quantize_as = choice.quantize_as if choice is not None and binding.format in BLOCK_FORMATS else None
     return Weight(
         label=binding.label,
         name=binding.fqn,
         value=values[binding.fqn],
         shape=tuple(binding.shape),
         format=binding.format,
-        quantize_as=choice.quantize_as if quantize else None,
+        quantize_as=quantize_as,
     )
 
 

@@ -63,9 +63,8 @@ def describe_layer(layer: nn.Module) -> Any:  # noqa: ANN401 - any value with an
 
 def _own_facts(module: nn.Module) -> tuple[Any, ...]:
     own = vars(module)
-    names = own_attributes(module)
-    names.discard(_INDEX)
-    attributes = tuple([(name, _describe_own(own[name], module)) for name in sorted(names)]) if names else ()
+    names = sorted(own_attributes(module))
+    attributes = tuple([(name, _describe_own(own[name], module)) for name in names if name != _INDEX])
     hooks = [tuple(map(_describe_hook, own[kind].values())) if own[kind] else () for kind in _HOOKS]
     return attributes, *hooks
 

@@ -1,5 +1,6 @@
 """Other tensors, methods and attributes in the place of a module's own, for a while."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import MethodType
@@ -94,21 +95,20 @@ def plain_tensors_kept(module: nn.Module) -> Iterator[None]:
     After any exit. A forward that runs on stand-ins may keep one of them; the module would be left with a tensor
     without values. Containers are put back themselves: torch.export leaves copies, which parts do not share.
     """
-    modules = modules_of(module)
-    before = [{name: vars(child)[name] for name in own_attributes(child)} for child in modules]
-    shared = [(name, value) for old in before for name, value in old.items() if not name.startswith("_")]
-    dicts = [value for _, value in shared if type(value) is dict]
-    copies = [dict(value) for value in dicts]
-    lists = [(value, list(value)) for _, value in shared if type(value) is list]
+    before = [(child, own_attributes(child), dict(vars(child))) for child in modules_of(module)]
+    held = [(name, old[name]) for _, names, old in before for name in names if type(old[name]) in (dict, list)]
+    shared = [value for name, value in held if not name.startswith("_")]
+    dicts = [(value, dict(value)) for value in shared if type(value) is dict]
+    lists = [(value, list(value)) for value in shared if type(value) is list]
     try:
         yield
     finally:
-        for child, old in zip(modules, before, strict=True):
+        for child, names, old in before:
             own = vars(child)
-            now = own_attributes(child)
-            if now != old.keys() or any(own[name] is not value for name, value in old.items()):
-                _put_back_tensors(own, {**dict.fromkeys(now, _ABSENT), **old})
-        for value, copy in zip(dicts, copies, strict=True):
+            if list(own) != list(old) or not all(map(operator.is_, own.values(), old.values())):
+                absent = dict.fromkeys(own_attributes(child), _ABSENT)
+                _put_back_tensors(own, {**absent, **{name: old[name] for name in names}})
+        for value, copy in dicts:
             _put_back_tensors(value, {**dict.fromkeys(value, _ABSENT), **copy})
         for found, items in lists:
             kept = {id(item) for item in items}

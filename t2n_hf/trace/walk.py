@@ -7,7 +7,7 @@ export asks for all parts some twenty times, and that was a tenth of what a furt
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 import torch
@@ -61,9 +61,15 @@ def parts_known(module: nn.Module) -> Iterator[None]:
         _KNOWN.reset(token)
 
 
-def own_attributes(module: nn.Module) -> set[str]:
+def own_attributes(module: nn.Module) -> frozenset[str]:
     """Names of the attributes that a module itself has, without torch's bookkeeping."""
-    return vars(module).keys() - _BOOKKEEPING
+    return _without_bookkeeping(tuple(vars(module)))
+
+
+@lru_cache(maxsize=1024)
+def _without_bookkeeping(names: tuple[str, ...]) -> frozenset[str]:
+    """By the names: parts of a class have the same ones, and are asked for them again and again."""
+    return frozenset(names) - _BOOKKEEPING
 
 
 def names_of(module: nn.Module) -> dict[nn.Module, str]:
