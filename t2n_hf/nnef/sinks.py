@@ -14,8 +14,8 @@ from t2n_hf.nnef.tar import END, padding, tar_header
 
 __all__ = ["FolderSink", "HashedFile", "Sink", "TarSink", "WriteBehind", "WrittenFile", "write_behind"]
 
-# Small enough to stay in a core's caches until they are written and hashed.
-_BUFFER_NBYTES: Final = 1 << 20
+# Small enough to stay in the processor's caches until they are written and hashed; handing one over takes 0.1 ms.
+_BUFFER_NBYTES: Final = 2 << 20
 _BUFFERS: Final = 4
 # What is written is sent to the disk in such portions, so that little is left to wait for in the end.
 _SYNC_NBYTES: Final = 64 << 20
