@@ -15,13 +15,13 @@ from t2n_hf.errors import CaptureError, ConfigError, OutputExistsError, Quantiza
 from t2n_hf.export.bad_values import raise_bad_values
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.export.formats import is_transformers_model
-from t2n_hf.export.graph import make_graph
 from t2n_hf.export.module_interface import module_interface
 from t2n_hf.export.origin import Origin, load, origin_of
 from t2n_hf.export.package import write_archives, write_card, write_manifest, write_side_files
 from t2n_hf.export.parts import Part
 from t2n_hf.export.reference import bounds_of
 from t2n_hf.export.report import ExportReport, Stopwatch, peak_rss_bytes
+from t2n_hf.export.second_look import graph_of, numbers_kept
 from t2n_hf.export.verify import Verdict, verify_parts
 from t2n_hf.export.weights import total_by_format
 from t2n_hf.hf.one_at_a_time import ONE_AT_A_TIME
@@ -203,7 +203,8 @@ def export_nnef(
             tokenizer=tokenizer,
             on_progress=on_progress,
         )
-        return _export(job, watch)
+        with numbers_kept(module):
+            return _export(job, watch)
 
 
 def _refuse_loading_options(options: Mapping[str, Any]) -> None:
@@ -240,7 +241,7 @@ def _export(job: _Job, watch: Stopwatch) -> ExportReport:
             Part(
                 name=name,
                 interface=interface,
-                graph=make_graph(interface, config),
+                graph=graph_of(interface, config),
                 archive=config.archive_name(name),
             )
             for name, interface in pipeline.parts.items()

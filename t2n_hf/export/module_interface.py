@@ -20,7 +20,7 @@ from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.shapes import fake_run, own_line
 from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
 
-__all__ = ["evaluation_mode", "module_interface"]
+__all__ = ["evaluation_mode", "module_interface", "run_on_shapes"]
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def _result_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a pytree
     """Run `module` on shapes alone: no weight is read."""
     try:
-        return _run_on_shapes(module, args, kwargs)
+        return run_on_shapes(module, args, kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         refusal = CaptureError(
             f"forward of {type(module).__name__} reads a tensor's value (item(), tolist(), an `if`) at "
@@ -147,7 +147,8 @@ def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         raise CaptureError(f"{type(module).__name__} does not run on its examples: {error}") from error
 
 
-def _run_on_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a pytree
+def run_on_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a pytree
+    """The result of a module on tensors without values, like its own and these arguments: fake tensors."""
     with fake_run(), _capturable(module):
 
         def fake(value: Any) -> Any:  # noqa: ANN401 - any leaf

@@ -37,7 +37,7 @@ from t2n_hf.trace.tracing import TracedLayer, is_repeated, trace_layer
 from t2n_hf.trace.walk import modules_of
 from t2n_hf.trace.watchers import watched_from_outside
 
-__all__ = ["LAYER_OP", "PieceRecorder"]
+__all__ = ["LAYER_OP", "PieceRecorder", "is_library_code"]
 
 
 @torch.library.custom_op("t2n_hf::layer", mutates_args=(), tags=torch.Tag.flexible_layout)
@@ -135,8 +135,8 @@ def _surroundings(arguments: Arguments) -> tuple[Any, ...]:
 _LIBRARIES: Final = ("torch.", "transformers.", "t2n_hf.")
 
 
-def _is_library_code(layer: nn.Module) -> bool:
-    """Whether all that runs in the layer is of libraries, whose layers depend on nothing but what is compared.
+def is_library_code(layer: nn.Module) -> bool:
+    """Whether all that runs in a module is of libraries, whose layers depend on nothing but what is compared.
 
     A user's code may read what it likes: how often it was called, or a switch that the model turns between two layers.
     """
@@ -275,7 +275,7 @@ class PieceRecorder:
             if number not in self._trusted:
                 if not self._same_trace(kind, layer, where, arguments, leaves):
                     continue
-                if not may_count(layer) and _is_library_code(layer):  # and so are all of this description
+                if not may_count(layer) and is_library_code(layer):  # and so are all of this description
                     self._trusted.add(number)
             return number, *leaves
         traced = trace_layer(layer, arguments, self.name_weight(where), piece_name(layer))

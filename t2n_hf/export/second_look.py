@@ -1,0 +1,110 @@
+"""A graph of a user's own code that nothing will check is captured again, in another way, and has to be the same.
+
+What is captured of code depends on more than a capture can see: how often the code ran before, or what a layer is when
+the model asks for more than its attributes. PyTorch's results would tell, and are not asked for with `check=False`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from t2n_hf.errors import CaptureError
+from t2n_hf.export.config import ExportConfig
+from t2n_hf.export.graph import Graph, make_graph
+from t2n_hf.export.module_interface import run_on_shapes
+from t2n_hf.trace.interface import Interface
+from t2n_hf.trace.pieces import is_library_code
+from t2n_hf.trace.walk import modules_of, own_attributes
+
+__all__ = ["graph_of", "numbers_kept"]
+
+_NUMBERS: Final = (bool, int, float, complex, str, type(None))
+
+
+def graph_of(interface: Interface, config: ExportConfig) -> Graph:
+    """See `make_graph`. Without a check, a user's own code has to give the same graph again.
+
+    With capture="auto" layers that are other pieces than they are in place are captured in place.
+
+    Raises CaptureError also for code whose graph depends on what it keeps from call to call.
+    """
+    graph = make_graph(interface, config)
+    if config.check or is_library_code(interface.module):
+        return graph
+    other = _again(interface, config, graph)
+    if (line := _difference(graph, other)) is None:
+        return graph
+    if not graph.fixed_shapes and config.capture in ("auto", "pieces"):
+        unlike = _difference(other, _again(interface, config, graph))
+        if unlike is None and config.capture == "auto":
+            return other
+        if unlike is None:
+            raise CaptureError(
+                f"{_name(interface)} captured whole has another text than captured in pieces ({line}), so that its "
+                "layers may do what pieces do not show. Have it checked (check=True), or capture='auto'"
+            )
+        line = unlike
+    raise CaptureError(
+        f"{_name(interface)} has another graph each time that it is captured ({line}): what it gives depends on what "
+        "it keeps from call to call, such as a count of its calls; an archive keeps nothing. Make it an input and an "
+        "output"
+    )
+
+
+def _name(interface: Interface) -> str:
+    return type(interface.weight_owner).__name__
+
+
+def _again(interface: Interface, config: ExportConfig, graph: Graph) -> Graph:
+    """In place, where that can be, so that layers are compared as well; after one more call."""
+    with interface.context(), suppress(Exception):  # what asks for values does not run on shapes
+        run_on_shapes(interface.module, interface.args, dict(interface.kwargs))
+    try:
+        return make_graph(interface, replace(config, capture="dispatch" if graph.fixed_shapes else "whole"))
+    except CaptureError:
+        return make_graph(interface, config)
+
+
+def _difference(graph: Graph, other: Graph) -> str | None:
+    """The first line that differs, or the name of a constant that does; None of two that are the same."""
+    lines = zip_longest(graph.text.splitlines(), other.text.splitlines(), fillvalue="")
+    for mine, line in lines:
+        if mine != line:
+            return f"{mine.strip()!r}, {line.strip()!r}"
+    for label, value in graph.constants.items():
+        if not torch.equal(_bits(value), _bits(other.constants[label])):
+            return f"the values of {label}"
+    return None
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+@contextmanager
+def numbers_kept(module: nn.Module) -> Iterator[None]:
+    """After any exit `module` and its parts have the numbers and texts as attributes that they had, and no others.
+
+    One that became something else meanwhile is left as it is.
+    """
+    before = [(part, _numbers_of(part)) for part in modules_of(module)]
+    try:
+        yield
+    finally:
+        for part, old in before:
+            own = vars(part)
+            for name in _numbers_of(part):
+                if name in old:
+                    own[name] = old[name]
+                else:
+                    del own[name]
+
+
+def _numbers_of(part: nn.Module) -> dict[str, Any]:
+    own = vars(part)
+    return {name: own[name] for name in own_attributes(part) if type(own[name]) in _NUMBERS}
