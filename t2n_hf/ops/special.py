@@ -212,10 +212,15 @@ def cosine_similarity(emit: Emit, left: Value, right: Value, dim: int = 1, eps: 
     return emit.squeeze(result, [axis]) if rank else result
 
 
+_BY_PRODUCT: Final = 1  # torch's number for "use_mm_for_euclid_dist"
+
+
 @_emits(_aten.cdist.default, _aten._cdist_forward.default, _aten._euclidean_dist.default)
 def cdist(emit: Emit, left: Value, right: Value, p: float = 2.0, compute_mode: int | None = None) -> Value:
-    """The distance of each row of `left` from each row of `right`."""
+    """The distance of each row of `left` from each row of `right`; mode 1 is that of a product, as torch's own is."""
     kind = emit.dtype
+    if p == 2 and compute_mode == _BY_PRODUCT:
+        return _distances_by_product(emit, left, right)
     a, b = emit.unsqueeze(left, [left.rank - 1]), emit.unsqueeze(right, [right.rank - 2])
     steps = emit.unary("abs", emit.binary("sub", a, b, kind))
     last = [steps.rank - 1]
@@ -228,3 +233,16 @@ def cdist(emit: Emit, left: Value, right: Value, p: float = 2.0, compute_mode: i
     powers = emit.binary("mul", steps, steps, kind) if p == 2 else emit.binary("pow", steps, p, kind)
     total = emit.reduce("sum_reduce", powers, last, keepdim=False)
     return emit.unary("sqrt", total) if p == 2 else emit.binary("pow", total, 1 / p, kind)
+
+
+def _distances_by_product(emit: Emit, left: Value, right: Value) -> Value:
+    kind = emit.dtype
+
+    def squares(x: Value) -> Value:
+        return emit.reduce("sum_reduce", emit.binary("mul", x, x, kind), [x.rank - 1], keepdim=True)
+
+    turned = squares(right)
+    turned = emit.transpose(turned, [*range(turned.rank - 2), turned.rank - 1, turned.rank - 2])
+    sums = emit.binary("add", squares(left), turned, kind)
+    twice = emit.binary("mul", emit.matmul(left, right, transpose_right=True), 2.0, kind)
+    return emit.unary("sqrt", emit.binary("max", emit.binary("sub", sums, twice, kind), 0.0, kind))

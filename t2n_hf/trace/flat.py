@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from t2n_hf.errors import CaptureError, ConfigError
 from t2n_hf.trace.alike import groups_of, spread
+from t2n_hf.trace.distances import distances_of_any_rows
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.late_calls import outputs_left_out
 from t2n_hf.trace.quick_proxies import quick_proxies
@@ -69,7 +70,7 @@ class FlatModule(nn.Module):
         leaves = [self._constants[at] if at in self._constants else next(rest) for at in range(total)]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         # Here, and not around the whole of torch.export, which asks each tensor for its attributes again and again.
-        with buffers_watched(self.module), RecurrentLayersKept(), TensorLengthsKept():
+        with buffers_watched(self.module), distances_of_any_rows(), RecurrentLayersKept(), TensorLengthsKept():
             results = pytree.tree_leaves(self.module(*args, **kwargs))
         results = [result for result in results if result is not None]
         wrong = sorted({type(result).__name__ for result in results if not isinstance(result, torch.Tensor)})

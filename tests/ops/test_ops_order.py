@@ -85,6 +85,7 @@ STATISTICS = [
     two("cosine_similarity_of_ranks", lambda x, y: torch.cosine_similarity(x, y.sum(), -1)),
     two("cosine_similarity_of_zeros", lambda x, y: torch.cosine_similarity(x * 0, y, 1)),
     two("cdist", lambda x, y: torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")),
+    two("cdist_by_product", lambda x, y: torch.cdist(x, y[0] * 3, compute_mode="use_mm_for_euclid_dist")),
     two("cdist_one", lambda x, y: torch.cdist(x, y, 1.0)),
     two("cdist_max", lambda x, y: torch.cdist(x, y, float("inf"))),
 ]

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from t2n_hf.errors import ConfigError
+from t2n_hf.hf.capturable.pooled_places import fewest_places
 from t2n_hf.hf.tasks.inputs import ModelInput, drawn_inputs, main_input, token_inputs
 from t2n_hf.hf.tasks.settings import capture_settings, layer_lists, outer_lists, takes
 from t2n_hf.hf.tasks.table import Task
@@ -92,7 +93,7 @@ def _inputs(model: PreTrainedModel, task: Task, longest: int | None) -> list[Mod
     if missing:
         raise ConfigError(f"{type(model).__name__}.forward takes no {', '.join(missing)}, which {task.name} needs")
     # CANINE sees characters in groups, of which the last one stands for all that is left.
-    fewest = max(1, 2 * int(getattr(model.config, "downsampling_rate", None) or 0))
+    fewest = max(fewest_places(model), 2 * int(getattr(model.config, "downsampling_rate", None) or 0))
     if longest is not None and longest < fewest:
         raise ConfigError(f"max_context={longest}; {type(model).__name__} takes {fewest} tokens at the least")
     tokens = token_inputs(tuple(names), "S", longest, batch, fewest)

@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -13,10 +13,12 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches.states import growing
+from t2n_hf.hf.capturable.codecs import capturable_codecs
 from t2n_hf.hf.capturable.forwards import capturable_forwards
 from t2n_hf.hf.capturable.indexers import capturable_indexers
 from t2n_hf.hf.capturable.languages import capturable_languages
 from t2n_hf.hf.capturable.own_caches import own_cache
+from t2n_hf.hf.capturable.pooled_places import capturable_pooled_places
 from t2n_hf.hf.capturable.recurrence import capturable_recurrences
 from t2n_hf.hf.capturable.rotary import capturable_rotary
 from t2n_hf.hf.capturable.routed_experts import capturable_experts
@@ -67,8 +69,8 @@ def capture_settings(model: PreTrainedModel) -> Iterator[None]:
 
 
 _CAPTURABLE: Final = (
-    *(capturable_experts, capturable_forwards, capturable_indexers, capturable_languages),
-    *(capturable_squeezes, capturable_windows),
+    *(capturable_codecs, capturable_experts, capturable_forwards, capturable_indexers, capturable_languages),
+    *(capturable_pooled_places, capturable_squeezes, capturable_windows),
 )
 
 
@@ -149,9 +151,14 @@ def layer_lists(model: PreTrainedModel) -> tuple[str, ...]:
     depth = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
     found: list[str] = []
     for module, name in names_of(model).items():
-        if isinstance(module, nn.ModuleList) and len(module) == depth:
+        if _holds_layers(module) and len(module) == depth:
             found += [] if any(name.startswith(f"{outer}.") for outer in found) else [name]
     return tuple(f"model.{name}" for name in found)
+
+
+def _holds_layers(module: object) -> TypeGuard[nn.ModuleList]:
+    """Whether a module is a list of layers; the blocks of Funnel are lists in a list."""
+    return isinstance(module, nn.ModuleList) and not any(isinstance(layer, nn.ModuleList) for layer in module)
 
 
 @contextmanager
@@ -172,7 +179,7 @@ def outer_lists(wrapper: nn.Module, part: nn.Module) -> tuple[str, ...]:
     inside = {id(module) for module in part.modules()}
     found: list[str] = []
     for name, module in wrapper.named_modules():
-        alike = isinstance(module, nn.ModuleList) and len(module) > 1 and len({type(layer) for layer in module}) == 1
+        alike = _holds_layers(module) and len({type(layer) for layer in module}) == 1 < len(module)
         if alike and id(module) in inside and not any(name.startswith(f"{outer}.") for outer in found):
             found.append(name)
     return tuple(found)
