@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from t2n_hf.export.report import ExportReport, Stopwatch, peak_rss_bytes
 from t2n_hf.export.second_look import graph_of, numbers_kept
 from t2n_hf.export.verify import Verdict, verify_parts
 from t2n_hf.export.weights import total_by_format
+from t2n_hf.garbage import collection_paused
 from t2n_hf.hf.one_at_a_time import ONE_AT_A_TIME
 from t2n_hf.hf.tasks import ONE_GRAPH, Pipeline, pipeline_of
 from t2n_hf.nnef.sinks import WrittenFile
@@ -185,7 +187,9 @@ def export_nnef(
         "revision": revision,
         "trust_remote_code": trust_remote_code or None,
     }
-    with ONE_AT_A_TIME:  # the model itself has tensors without values in the place of its own meanwhile
+    # The model itself has tensors without values in the place of its own meanwhile.
+    with ONE_AT_A_TIME, ExitStack() as until_written:
+        until_written.enter_context(collection_paused())
         watch = Stopwatch()
         with watch.phase("load"):
             if isinstance(model, nn.Module):
@@ -204,7 +208,7 @@ def export_nnef(
             on_progress=on_progress,
         )
         with numbers_kept(module):
-            return _export(job, watch)
+            return _export(job, watch, until_written)
 
 
 def _refuse_loading_options(options: Mapping[str, Any]) -> None:
@@ -233,7 +237,7 @@ class _Job:
     on_progress: Callable[[int, int], None] | None
 
 
-def _export(job: _Job, watch: Stopwatch) -> ExportReport:
+def _export(job: _Job, watch: Stopwatch, until_written: ExitStack) -> ExportReport:
     config = job.config.with_dtype(_dtype_of(job.module))
     pipeline = _pipeline(job, config)
     with watch.phase("graph"):
@@ -247,6 +251,7 @@ def _export(job: _Job, watch: Stopwatch) -> ExportReport:
             for name, interface in pipeline.parts.items()
         ]
         _refuse_fixed_parts(parts)
+    until_written.close()
     with staged_folder(job.target, overwrite=config.overwrite, marker=MANIFEST_NAME) as staging:
         with watch.phase("write"):
             files = _write_archives(staging, config, parts, job.on_progress)

@@ -233,20 +233,27 @@ class Arguments:
                 _transplant(value, argument.value(leaves))
 
 
+def _named_values(bound: inspect.BoundArguments) -> list[tuple[str, Any]]:
+    """Each argument with its name; those of `**kwargs`, which is the last parameter, one by one."""
+    named = list(bound.arguments.items())
+    if named and _is_rest(bound, named[-1][0]):
+        named.extend(named.pop()[1].items())
+    return named
+
+
+def _is_rest(bound: inspect.BoundArguments, name: str) -> bool:
+    return bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+
+
 def _values(bound: inspect.BoundArguments) -> list[Any]:
-    values: list[Any] = []
-    for name, value in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
-        values.extend(value.values() if kind is inspect.Parameter.VAR_KEYWORD else [value])
-    return values
+    return [value for _, value in _named_values(bound)]
 
 
 def _with_values(bound: inspect.BoundArguments, values: list[Any]) -> inspect.BoundArguments:
     fresh = inspect.BoundArguments(bound.signature, type(bound.arguments)())
     rest = iter(values)
     for name, value in bound.arguments.items():
-        is_rest = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-        fresh.arguments[name] = {key: next(rest) for key in value} if is_rest else next(rest)
+        fresh.arguments[name] = {key: next(rest) for key in value} if _is_rest(bound, name) else next(rest)
     return fresh
 
 
@@ -274,17 +281,34 @@ def _transplant(target: object, source: object) -> None:
         vars(target).update(vars(source))
 
 
-def _signature_of(layer: nn.Module) -> inspect.Signature:
-    if "forward" in vars(layer):
-        return inspect.signature(layer.forward)
-    return _signature_of_method(type(layer).forward)
-
-
-@functools.cache
-def _signature_of_method(method: Callable[..., Any]) -> inspect.Signature:
+@functools.lru_cache(maxsize=256)
+def _signature_of(method: Callable[..., Any]) -> inspect.Signature:
     """Without its first parameter. Layers of a class have one, and it takes longer to find than to bind."""
     signature = inspect.signature(method)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+@functools.lru_cache(maxsize=256)
+def _places(method: Callable[..., Any], count: int, keywords: tuple[str, ...]) -> dict[str, Any]:
+    """Where each parameter gets its value: the number of an argument, or a keyword; several for `*args`, `**kwargs`."""
+    signature = _signature_of(method)
+    return dict(signature.bind(*range(count), **dict(zip(keywords, keywords, strict=True))).arguments)
+
+
+def _bound(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+    """What `inspect.Signature.bind` gives, which goes through all parameters at each call."""
+    if "forward" in vars(layer):
+        return inspect.signature(layer.forward).bind(*args, **kwargs)
+    method = type(layer).forward
+    values: Any = {}
+    for name, place in _places(method, len(args), tuple(kwargs)).items():
+        if type(place) is dict:
+            values[name] = {key: kwargs[key] for key in place}
+        elif type(place) is tuple:
+            values[name] = tuple(args[at] for at in place)
+        else:
+            values[name] = args[place] if type(place) is int else kwargs[place]
+    return inspect.BoundArguments(_signature_of(method), values)
 
 
 def bind(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: str) -> Arguments:
@@ -294,17 +318,12 @@ def bind(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], whe
         PieceError: the call does not fit the signature, or an argument is something that cannot be compared.
     """
     try:
-        bound = _signature_of(layer).bind(*args, **kwargs)
+        bound = _bound(layer, args, kwargs)
     except TypeError as error:
         raise PieceError(f"the call of {where} does not fit its signature: {error}") from error
     arguments: list[Argument] = []
     leaves: list[Any] = []
-    names = [
-        key
-        for name, value in bound.arguments.items()
-        for key in (value if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else [name])
-    ]
-    for name, value in zip(names, _values(bound), strict=True):
+    for name, value in _named_values(bound):
         try:
             kind, flat = kind_and_leaves(value, f"argument {name!r} of {where}")
         except (ConfigError, FormatError) as error:
