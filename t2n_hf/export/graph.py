@@ -19,6 +19,7 @@ from t2n_hf.export.reference import InputSpec
 from t2n_hf.export.weights import PlannedWeight, Weight, plan_weight
 from t2n_hf.garbage import collection_paused
 from t2n_hf.nnef.dat import BLOCK_FORMATS
+from t2n_hf.nnef.ir import Document
 from t2n_hf.nnef.text import to_text
 from t2n_hf.nnef.versions import LEAST_TARGET, least_version
 from t2n_hf.trace.capture import capture
@@ -39,11 +40,12 @@ class TensorShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """All that is to be written: the text of graph.nnef, the weights, and facts about both.
+    """All that is to be written: graph.nnef, as a document and its text, the weights, and facts about both.
 
     `constants` are those weights, by label, that the model does not have: they were found in the capture.
     """
 
+    document: Document
     text: str
     weights: tuple[PlannedWeight, ...]
     constants: Mapping[str, torch.Tensor]
@@ -84,6 +86,7 @@ def make_graph(interface: Interface, config: ExportConfig) -> Graph:
     )
     lengths = _Lengths({symbol: sympy.Symbol(name) for symbol, name in captured.symbols.items()})
     return Graph(
+        document=lowered.document,
         text=to_text(lowered.document),
         weights=_plan(lowered, choices, interface.weight_owner, InferenceTarget(dtype=config.dtype)),
         constants={b.label: b.value for b in lowered.bindings if b.value is not None},

@@ -4,6 +4,7 @@ What is captured of code depends on more than a capture can see: how often the c
 the model asks for more than its attributes. PyTorch's results would tell, and are not asked for with `check=False`.
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from t2n_hf.errors import CaptureError
 from t2n_hf.export.config import ExportConfig
 from t2n_hf.export.graph import Graph, make_graph
 from t2n_hf.export.module_interface import run_on_shapes
+from t2n_hf.nnef.meaning import meaning_of
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.pieces import is_library_code
 from t2n_hf.trace.walk import modules_of, own_attributes
@@ -45,7 +47,7 @@ def graph_of(interface: Interface, config: ExportConfig) -> Graph:
             return other
         if unlike is None:
             raise CaptureError(
-                f"{_name(interface)} captured whole has another text than captured in pieces ({line}), so that its "
+                f"{_name(interface)} captured whole has another graph than captured in pieces ({line}), so that its "
                 "layers may do what pieces do not show. Have it checked (check=True), or capture='auto'"
             )
         line = unlike
@@ -71,19 +73,21 @@ def _again(interface: Interface, config: ExportConfig, graph: Graph) -> Graph:
 
 
 def _difference(graph: Graph, other: Graph) -> str | None:
-    """The first line that differs, or the name of a constant that does; None of two that are the same."""
+    """The first line that differs, of two that compute something else; None of two that compute the same."""
+    if _meaning(graph) == _meaning(other):
+        return None
     lines = zip_longest(graph.text.splitlines(), other.text.splitlines(), fillvalue="")
-    for mine, line in lines:
-        if mine != line:
-            return f"{mine.strip()!r}, {line.strip()!r}"
-    for label, value in graph.constants.items():
-        if not torch.equal(_bits(value), _bits(other.constants[label])):
-            return f"the values of {label}"
-    return None
+    unlike = (f"{mine.strip()!r}, {line.strip()!r}" for mine, line in lines if mine != line)
+    return next(unlike, "in the values of a constant")
 
 
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+def _meaning(graph: Graph) -> str:
+    return meaning_of(graph.document, {label: _digest(value) for label, value in graph.constants.items()})
+
+
+def _digest(value: torch.Tensor) -> str:
+    plain = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    return f"{value.dtype} {hashlib.sha256(plain.numpy().tobytes()).hexdigest()}"
 
 
 @contextmanager

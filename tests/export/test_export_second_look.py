@@ -77,8 +77,9 @@ class Repeating(Layer):
 
 def exported(module, tmp_path, **options):
     length = {0: Dim("S", min=2, max=64)}
-    folder = tmp_path / "export"
-    return export_nnef(module, folder, example_args=(torch.zeros(5, 4),), dynamic_shapes=(length,), **options)
+    return export_nnef(
+        module, tmp_path / "export", example_args=(torch.zeros(5, 4),), dynamic_shapes=(length,), **options
+    )
 
 
 @pytest.mark.tract
@@ -105,6 +106,15 @@ def test_what_is_kept_and_changes_no_result_is_no_reason_to_refuse(tmp_path):
     assert [layer.calls for layer in module.layers] == [0] * 4
 
 
+@pytest.mark.parametrize("capture", ["auto", "pieces"])
+def test_layers_that_share_weights_are_pieces_all_the_same(capture, tmp_path):
+    module = Stack((Layer,))
+    module.layers[2] = module.layers[0]
+    module.layers[3].linear.weight = module.layers[1].linear.weight
+    report = exported(module, tmp_path, check=False, capture=capture, format="dir")
+    assert (report.archive / "graph.nnef").read_text().count("= layer(") == 4
+
+
 def test_pieces_that_whole_layers_do_not_confirm_are_refused(tmp_path):
-    with pytest.raises(CaptureError, match="captured whole has another text than captured in pieces"):
+    with pytest.raises(CaptureError, match="captured whole has another graph than captured in pieces"):
         exported(ByType(), tmp_path, check=False, capture="pieces")
