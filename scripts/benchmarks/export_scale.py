@@ -40,6 +40,7 @@ def size(results: dict, runs: int, out: Path) -> None:
         for _ in range(runs):
             shutil.rmtree(target, ignore_errors=True)
             command = [*_script("export_size.py"), str(model), str(target), *flags]
+            os.sync()
             whole = run(command, ONE_THREAD)
             phases = whole.last_json()
             copied = _copy_seconds([phases["archive"]], copy) + _copy_seconds([*map(str, shards)], copy)
@@ -55,10 +56,11 @@ def size(results: dict, runs: int, out: Path) -> None:
 
 
 def _copy_seconds(files: list[str], folder: Path) -> float:
-    """Time cp of `files`, all of them in the system's cache."""
+    """Time cp of `files`, all of them in the system's cache, while nothing else waits to be written to the disk."""
     for file in files:
         subprocess.run(["cp", file, "/dev/null"], check=True)
     folder.mkdir()
+    os.sync()
     start = time.perf_counter()
     subprocess.run(["cp", *files, str(folder)], check=True)
     seconds = time.perf_counter() - start

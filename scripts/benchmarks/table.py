@@ -10,17 +10,6 @@ TITLE = "# Benchmarks"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One comparison: ours, the other side (or the limit), the unit, and what was to be reached."""
-
-    what: str
-    ours: float
-    theirs: float
-    unit: str
-    target: str
-
-
-@dataclass(frozen=True)
 class Goal:
     """What the ratio is to be: ">=" or "<=" a number."""
 
@@ -29,6 +18,34 @@ class Goal:
 
     def reached(self, ratio: float) -> bool:
         return ratio >= self.number if self.sign == ">=" else ratio <= self.number
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: ours, the other side (or the limit), the unit, and what was to be reached, in words.
+
+    It is missed when the ratio of ours to the other does not reach `goal`, or ours is more than `most`.
+    """
+
+    what: str
+    ours: float
+    theirs: float
+    unit: str
+    target: str
+    goal: Goal | None = None
+    most: float = float("inf")
+
+    @property
+    def missed(self) -> bool:
+        return self.ours > self.most or (self.goal is not None and not self.goal.reached(self.ours / self.theirs))
+
+    def text(self) -> str:
+        """The line as Markdown; a missed goal is said to be missed."""
+        ratio = f"{self.ours / self.theirs:.3g}" if self.theirs else ""
+        unit = f" {self.unit}" if self.unit else ""
+        missed = ": **missed**" if self.missed else ""
+        both = f"{_number(self.ours)}{unit} | {_number(self.theirs)}{unit}"
+        return f"| {self.what} | {both} | {ratio} | {self.target}{missed} |"
 
 
 @dataclass(frozen=True)
@@ -108,10 +125,5 @@ def write_page(page: Path, rows: list[Row], results: dict) -> None:
         "| what | ours | compared with | ratio | to reach |",
         "|---|---:|---:|---:|---|",
     ]
-    for row in rows:
-        ratio = f"{row.ours / row.theirs:.3g}" if row.theirs else ""
-        unit = f" {row.unit}" if row.unit else ""
-        lines.append(
-            f"| {row.what} | {_number(row.ours)}{unit} | {_number(row.theirs)}{unit} | {ratio} | {row.target} |"
-        )
+    lines += [row.text() for row in rows]
     write_section(page, "export", lines)
