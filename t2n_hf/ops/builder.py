@@ -5,7 +5,7 @@ to tensors have the tensors' dtype, and dtypes are made equal by casts.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -18,7 +18,7 @@ from t2n_hf.nnef.names import Namer
 from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.counting import counted, says_both
 from t2n_hf.ops.dims import Length, Shape, added_axes, broadcast_shapes, dim, dims, is_fixed, is_lost, same
-from t2n_hf.ops.value import Number, Operand, Value, is_number, tract_dtype
+from t2n_hf.ops.value import Number, Operand, Value, is_looked_up, is_number, tract_dtype, values_in
 
 __all__ = ["Builder", "Out"]
 
@@ -62,11 +62,11 @@ class Builder:
         named = {key: self._argument(value) for key, value in kwargs.items()}
         key = repr((op, arguments, named))
         if key not in self._known:
-            given = list(_values((args, kwargs)))
+            given = list(values_in((args, kwargs)))
             known, filled = (all(getattr(value, kind, False) for value in given) for kind in ("known", "filled"))
-            filled = filled and op != "tract_core_range"
+            filled, rows = filled and op != "tract_core_range", is_looked_up(op, named, given)
             values = [
-                Value(Name(self._namer.unique(self.base)), tuple(shape), dtype, known=known, filled=filled)
+                Value(Name(self._namer.unique(self.base)), (*shape,), dtype, None, False, known, filled, rows)
                 for shape, dtype in outs
             ]
             if known:
@@ -282,7 +282,11 @@ class Builder:
             return value
         kept = end - begin
         shape = [*value.shape[:axis], int(kept) if _is_whole(kept) else kept, *value.shape[axis + 1 :]]
-        if is_lost(begin, end):
+        if value.looked_up and kept == 1 and isinstance(begin, int) and value.dtype.is_floating_point:
+            # tract makes a slice of one place by itself.
+            twice = self.gather(value, self.full((2,), begin, torch.int64), axis)
+            return self.reduce("max_reduce", twice, [axis], keepdim=True)
+        if is_lost(begin, end) or value.looked_up:
             return self.gather(value, self.range(begin, end, torch.int64), axis)
         return self.call("slice", value, out=(shape, value.dtype), axes=[axis], begin=[dim(begin)], end=[dim(end)])
 
@@ -385,14 +389,6 @@ class Builder:
         rows = self.reshape(rows, out[0])
         rank = len(shape)
         return self.transpose(rows, [*range(rank - 2), rank - 1, rank - 2]) if value.transposed else rows
-
-
-def _values(operand: Any) -> Iterator[Value | Name]:  # noqa: ANN401 - operands, and lists and dicts of them
-    if isinstance(operand, list | tuple | dict):
-        for item in operand.values() if isinstance(operand, dict) else operand:
-            yield from _values(item)
-    elif isinstance(operand, Value | Name):
-        yield operand
 
 
 def _is_whole(length: Any) -> bool:  # noqa: ANN401 - a number or an expression

@@ -1,8 +1,8 @@
 """What emitters work with: values of the graph that is written, and numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import sympy
 import torch
@@ -11,7 +11,18 @@ from t2n_hf.dtypes import dtype_of
 from t2n_hf.nnef.ir import Name
 from t2n_hf.ops.dims import Shape
 
-__all__ = ["ComplexValue", "Number", "Operand", "Value", "is_number", "renamed", "tensors_in", "tract_dtype"]
+__all__ = [
+    "ComplexValue",
+    "Number",
+    "Operand",
+    "Value",
+    "is_looked_up",
+    "is_number",
+    "renamed",
+    "tensors_in",
+    "tract_dtype",
+    "values_in",
+]
 
 Number: TypeAlias = bool | int | float | sympy.Expr
 
@@ -23,7 +34,8 @@ class Value:
     `block` names the block format of a stored weight ("q4_0"; None for anything else). Such a weight has the shape that
     torch sees; `transposed` tells that it is stored with its last two axes swapped. `known` tells that it comes from
     literals, constants and counting alone, `filled` that it does so without counting; `example` is what is in
-    it at one choice of lengths, where that is known too (`counting`).
+    it at one choice of lengths, where that is known too (`counting`). `looked_up` tells that it is made of rows that
+    were gathered from a block format, with nothing between that tract moves no slice across.
     """
 
     name: Name
@@ -33,6 +45,7 @@ class Value:
     transposed: bool = False
     known: bool = False
     filled: bool = False
+    looked_up: bool = False
     example: Any = field(default=None, compare=False, repr=False)
 
     @property
@@ -64,7 +77,21 @@ class ComplexValue:
         return self.real.dtype
 
 
+# What tract moves no slice across, along the axes that matter.
+_STAY: Final = frozenset(
+    {"matmul", "tract_core_einsum", "conv", "deconv", "tract_core_scan", "tract_transformers_sdpa"}
+)
+
 Operand: TypeAlias = Value | Number
+
+
+def is_looked_up(op: str, options: Mapping[str, Any], operands: Iterable[Any]) -> bool:
+    """Whether results of a call are made of rows of a block format (`Value.looked_up`).
+
+    tract moves slices up to where such rows are gathered, and panics there.
+    """
+    gathered = op == "tract_core_gather" and "datum_type" in options
+    return gathered or (op not in _STAY and any(getattr(operand, "looked_up", False) for operand in operands))
 
 
 def is_number(operand: object) -> bool:
@@ -90,3 +117,12 @@ def renamed(operand: Any, names: Sequence[str]) -> Any:  # noqa: ANN401 - an ope
         real, imag = names
         return ComplexValue(replace(operand.real, name=Name(real)), replace(operand.imag, name=Name(imag)))
     return replace(operand, name=Name(names[0])) if isinstance(operand, Value) else operand
+
+
+def values_in(operand: Any) -> Iterator[Value | Name]:  # noqa: ANN401 - operands, and lists and dicts of them
+    """All values in an operand; a block weight may be there by its name."""
+    if isinstance(operand, list | tuple | dict):
+        for item in operand.values() if isinstance(operand, dict) else operand:
+            yield from values_in(item)
+    elif isinstance(operand, Value | Name):
+        yield operand
