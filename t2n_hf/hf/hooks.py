@@ -150,7 +150,7 @@ class ModuleLeases:
     def _release(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ANN401
         calls = self._calls.get(current_thread())
         if calls and calls[-1].module is module:
-            calls.pop().release()
+            _release_all(calls, calls[-1:])
             return
         # Above it may be what an interrupt left; and if another hook raised before `_open`, it is not there at all.
         known = list(calls or ())  # other threads take out what is left over
@@ -203,7 +203,10 @@ class ModuleLeases:
 
 
 def _release_all(calls: list[_Call], ended: Sequence[_Call]) -> None:
-    """Release `ended`, the innermost first, and take them out of `calls`, which other threads may do as well."""
+    """Release `ended`, the innermost first, and take them out of `calls`, which other threads may do as well.
+
+    In this order: what an interrupt keeps from being released stays there, and is found by who comes next.
+    """
     failure: Exception | None = None
     for call in reversed(ended):
         try:

@@ -74,10 +74,15 @@ class TensorResidencyLease:
             raise
 
     def release(self) -> None:
-        """End the claim. Does nothing on a lease that is not open."""
-        claim, self._claim = self._claim, None
-        if claim is not None:
+        """End the claim. Does nothing on a lease that is not open. What an interrupt left of it, another call ends."""
+        claim = self._claim
+        if claim is None:
+            return
+        try:
             self.pool.release(claim)
+        finally:
+            if claim.owner is None:
+                self._claim = None
 
     def __enter__(self) -> torch.Tensor:
         """Open the lease."""
