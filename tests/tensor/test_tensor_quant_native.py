@@ -2,6 +2,8 @@
 
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,6 +109,28 @@ def test_a_library_that_is_none_is_refused(tmp_path, monkeypatch):
     found, reason = native_dense(tmp_path / "code")
     assert found is None
     assert reason.startswith("OSError: ")
+
+
+@needs_compiler
+@pytest.mark.parametrize("left", [0.0, 0.5, 1.0], ids=["nothing", "a_half", "zeros_at_the_end"])
+def test_code_that_was_damaged_is_compiled_anew(left, tmp_path):
+    _, path = native_dense(tmp_path)
+    whole = Path(path).read_bytes()
+    kept = whole[: int(len(whole) * left)] if left < 1 else whole[:-4096] + bytes(4096)
+    (tmp_path / "damaged").write_bytes(kept)  # this process has the file itself mapped
+    (tmp_path / "damaged").chmod(0o700)
+    (tmp_path / "damaged").replace(path)
+    script = "import sys; from pathlib import Path; from t2n_hf.tensor.quant.native import native_dense\n"
+    script += "found, report = native_dense(Path(sys.argv[1])); sys.exit(report if found is None else 0)"
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert native_dense(tmp_path)[1] == path
+    assert Path(path).read_bytes() == whole
+
+
+def test_a_compiler_may_speak_in_any_encoding(tmp_path, monkeypatch):
+    compiler_that(tmp_path, monkeypatch, r"printf 'Gr\374\337e' >&2; exit 1")
+    assert "cannot compile q4_0_dense.c: Gr" in native_dense(tmp_path / "code")[1]
 
 
 @needs_compiler

@@ -104,12 +104,13 @@ def native_library(
         return None, f"no C compiler ({', '.join(_COMPILERS)}) is on the PATH"
     folder = folder or cache_folder()
     try:
-        path = folder / f"{source.stem}-{_key(source, compiler)}.so"
-        if not path.exists():
+        name = f"{source.stem}-{_key(source, compiler)}"
+        path = _kept(folder, name)
+        if path is None:
             if not may_compile:
-                return None, f"{path} was not compiled yet"
+                return None, f"{name} was not compiled yet in {folder}"
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _compile(compiler, source, path)
+            path = _compile(compiler, source, folder, name)
         for trusted in (folder, path):
             if not _is_ours(trusted):
                 return None, f"{trusted} belongs to, or can be written by, another user; remove it"
@@ -137,19 +138,36 @@ def _processor() -> str:
     return f"{platform.machine()} {platform.processor()} {flags}"
 
 
-def _compile(compiler: str, source: Path, path: Path) -> None:
-    """Compile to a file beside `path`, then rename it: another process sees all of it or nothing."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        made = Path(scratch) / path.name
+def _kept(folder: Path, name: str) -> Path | None:
+    """Code that was compiled before, and is whole: a part of it may end the process that loads it."""
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        if path.is_file() and path.stem == f"{name}-{_digest(path)}":
+            return path
+    return None
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _compile(compiler: str, source: Path, folder: Path, name: str) -> Path:
+    """Compile to a file in `folder`, named after what is in it. Another process sees all of it or nothing."""
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / f"{name}.so"
         command = [compiler, *_OPTIONS, "-o", str(made), str(source)]
         # Not every compiler knows this word for every processor.
-        native = subprocess.run(
-            [*command, "-march=native"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
+        native = _run([*command, "-march=native"], check=False)
         if native.returncode:
-            subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+            _run(command, check=True)
         made.chmod(0o700)
+        path = folder / f"{name}-{_digest(made)}.so"
         os.replace(made, path)
+    return path
+
+
+def _run(command: list[str], *, check: bool) -> subprocess.CompletedProcess[str]:
+    # What a compiler says may be in any encoding.
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=check)
 
 
 def _is_ours(path: Path) -> bool:
