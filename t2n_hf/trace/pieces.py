@@ -192,7 +192,7 @@ class PieceRecorder:
         try:
             for list_name in self.layers:
                 children: dict[str, Any] = self.module.get_submodule(list_name)._modules
-                for key, layer in list(children.items()):
+                for key, layer in [(key, layer) for key, layer in children.items() if layer is not None]:
                     undo.append((children, key, layer))
                     children[key] = _StandIn(layer, self._caller(layer, f"{list_name}.{key}"))
             # Remembering what operators give pays where layers repeat them: here it takes a sixth of the time.

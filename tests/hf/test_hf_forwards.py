@@ -27,7 +27,10 @@ class Measured(hf.PreTrainedModel):
 
     def forward(self, x):
         assert x.max().item() < 100
-        return x + self.weight * torch.ones(len(x), 3) + len([1, 2])
+        return self.added(x) + len([1, 2])
+
+    def added(self, x):
+        return x + self.weight * torch.ones(len(x), 3)
 
 
 def xlm():
@@ -148,3 +151,35 @@ def test_the_order_of_a_masked_autoencoders_patches_is_an_input(tmp_path):
         "noise": ["B", 16],
     }
     assert manifest.outputs[0]["shape"] == ["B", 9, 16]
+
+
+class Gaps(torch.nn.Module):
+    """Layers of which one is none, as Informer's convolutions between its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), None])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x if layer is None else layer(x).tanh()
+        return x
+
+
+@pytest.mark.tract
+def test_a_list_of_layers_may_have_gaps(tmp_path):
+    report = export_nnef(Gaps(), tmp_path / "out", example_args=(torch.zeros(2, 3),))
+    assert report.check == "passed"
+
+
+def test_a_mask_that_was_not_given_is_none_while_autoformer_is_captured():
+    sides = {f"{side}_{what}": value for side in ("encoder", "decoder") for what, value in _SIDE.items()}
+    sizes = {"prediction_length": 6, "context_length": 12, "lags_sequence": [1, 2, 3], "num_time_features": 2}
+    model = models.build(hf.AutoformerModel, hf.AutoformerConfig(**sizes, **sides, d_model=16))
+    shapes = {"past_values": (2, 15), "past_time_features": (2, 15, 2), "past_observed_mask": (2, 15)}
+    shapes |= {"future_values": (2, 6), "future_time_features": (2, 6, 2)}
+    given = {name: torch.ones(shape) for name, shape in shapes.items()}
+    wanted = model(**given, use_cache=False).last_hidden_state
+    with capturable_forwards(model):
+        exported = torch.export.export(model, (), {**given, "use_cache": False}, strict=False)
+    torch.testing.assert_close(exported.module()(**given, use_cache=False).last_hidden_state, wanted)

@@ -350,3 +350,10 @@ def test_a_model_that_wants_the_whole_text_beside_its_cache_is_refused():
     model = transformers.CpmAntForCausalLM(transformers.CpmAntConfig(**sizes, num_hidden_layers=1))
     with pytest.raises(ConfigError, match="CpmAntForCausalLM wants the whole text in each call"):
         interface_of(model)
+
+
+def test_a_decoder_of_several_codebooks_is_refused_by_name():
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 16}
+    model = transformers.MusicgenForCausalLM(transformers.MusicgenDecoderConfig(**sizes, num_codebooks=3))
+    with pytest.raises(ConfigError, match="MusicgenForCausalLM takes a token of each of its 3 codebooks"):
+        interface_of(model)

@@ -45,7 +45,8 @@ def _blocks(model: nn.Module) -> Iterator[tuple[int, Any]]:
     for module in modules_of(model):
         if isinstance(module, nn.ModuleList):
             for number, layer in enumerate(module):
-                block = attribute_of(layer, "temporal_block")
+                # A list may have gaps: Informer's convolutions between its layers.
+                block = attribute_of(layer, "temporal_block") if isinstance(layer, nn.Module) else None
                 if type(block).__name__ == _BLOCK:
                     yield number, block
 

@@ -239,6 +239,11 @@ def _refuse_what_is_not_causal(model: PreTrainedModel) -> None:
             "what grows in steps of a chunk, which is not supported; export it with example_args of its own, and "
             "capture='dispatch' if one length, and one draw, may do"
         )
+    if attribute_of(model, "num_codebooks") is not None and attribute_of(model, "lm_heads") is not None:
+        raise ConfigError(
+            f"{name} takes a token of each of its {model.num_codebooks} codebooks at each step, in rows of one batch, "
+            "which is not supported; export it with example_args of its own"
+        )
     layers = [module for module in modules_of(model) if attribute_of(module, "is_decoder") is not None]
     if layers and not any(layer.is_decoder for layer in layers):
         raise ConfigError(
