@@ -127,8 +127,8 @@ def export_nnef(
             f32, 2e-2 for f16.
         device_map: where the weights of a checkpoint live while exporting; default: all on disk.
         max_memory: bytes by device, numbers or text: what `device_map="auto"` is made of; any other map keeps to them.
-        spill_dir: folder of the private file that holds quantized weights until the check has read them again;
-            default: the system's folder for temporary files.
+        spill_dir: folder of the private file that holds quantized weights until the check has read them again; it is
+            made if it is missing, and stays. Default: the system's folder for temporary files.
         revision: branch, tag or commit of a Hub id.
         trust_remote_code: let code that comes with the checkpoint run.
         on_progress: called with (bytes written, bytes in all) while weights are written.

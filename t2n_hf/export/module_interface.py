@@ -15,6 +15,7 @@ from t2n_hf.errors import CaptureError, ConfigError
 from t2n_hf.hf.capturable.rwkv import unscaled_rwkv
 from t2n_hf.hf.tasks.settings import capture_settings
 from t2n_hf.nnef.names import Namer, identifier
+from t2n_hf.trace.automatic_types import AutomaticTypesError
 from t2n_hf.trace.capture_dispatch import result_by_dispatch
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.shapes import fake_run, own_line
@@ -141,6 +142,8 @@ def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         try:  # the value may be one that no weight has a part in
             with evaluation_mode(module):
                 return result_by_dispatch(module, args, kwargs, _float_dtype(module))
+        except AutomaticTypesError:
+            raise
         except CaptureError:
             raise refusal from error
     except Exception as error:

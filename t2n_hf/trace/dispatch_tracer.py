@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import (
 )
 
 from t2n_hf.errors import CaptureError
+from t2n_hf.trace.automatic_types import automatic_types_error, device_of_automatic_types
 from t2n_hf.trace.number_nodes import number_nodes
 from t2n_hf.trace.python_tensor import PythonTensor, record
 from t2n_hf.trace.swap import buffers_watched, plain_tensors_kept, tensors_of, tensors_replaced
@@ -72,6 +73,8 @@ class _Recording(TorchDispatchMode):
         self._tracer = tracer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._tracer.fold_known and self._tracer.automatic is not None and torch.bfloat16 in args:
+            raise automatic_types_error(func, self._tracer.automatic, self._tracer)  # an archive has no bf16
         return record(self._tracer, func, args, kwargs or {})
 
 
@@ -91,7 +94,11 @@ class _Lifting(TorchFunctionMode):
         if any(_outside(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
             lift: Callable[[Any], Any] = lambda leaf: self._tracer.operand(leaf) if _outside(leaf) else leaf  # noqa: E731
             args, kwargs = pytree.tree_map(lift, (tuple(args), dict(kwargs)))
-        return func(*args, **kwargs)
+        outer, self._tracer.automatic = self._tracer.automatic, device_of_automatic_types(args, kwargs)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._tracer.automatic = outer
 
 
 def _outside(leaf: Any) -> bool:
@@ -109,12 +116,13 @@ class DispatchTracer(fx.Tracer):
 
     Args:
         fold_known: make constants of what is drawn at random, and of what has a shape that depends on values, where
-            that depends on no argument and on nothing without values.
+            that depends on no argument and on nothing without values; refuse casts to bf16 that autocast makes.
 
     Attributes:
         graph: the graph.
         memory: what the tensors of the trace hold.
         attributes: what the graph's `get_attr` nodes name: parameters, buffers and constants.
+        automatic: device of the automatic types that hold for the function of torch's that is running; else None.
         reads: where the traced code looked at values that come from its inputs: the graph holds for inputs that give
             the same there.
         in_spec: structure of the arguments, `(args, kwargs)`, once `trace` has run; `out_spec` that of the result.
@@ -130,6 +138,7 @@ class DispatchTracer(fx.Tracer):
         self.graph = fx.Graph(tracer_cls=type(self))
         self.memory = TraceMemory()
         self.attributes: dict[str, Any] = {}
+        self.automatic: str | None = None
         self.reads: list[ValueRead] = []
         self._leaves: dict[int, tuple[torch.Tensor, PythonTensor]] = {}
         self._symbols: dict[sympy.Symbol, tuple[fx.Proxy, int]] = {}

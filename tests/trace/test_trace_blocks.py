@@ -6,6 +6,7 @@ from torch import fx, nn
 from torch.export import Dim
 
 from t2n_hf.errors import CaptureError
+from t2n_hf.export.module_interface import module_interface
 from t2n_hf.trace.capture import capture
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.passes.blocks import inline_blocks
@@ -120,6 +121,27 @@ def test_automatic_types_are_refused_with_the_module_and_the_line(mode, dims):
     with pytest.raises(CaptureError, match=text) as refusal:
         captured(Stack(AUTOMATIC["types"]), mode, dims)
     assert "capture=" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_automatic_types_are_refused_where_a_module_is_run_once(reads):
+    class Reading(Layer):
+        def forward(self, x):
+            return super().forward(x if reads and x.sum() > 1e9 else x * 2)
+
+    text = r"aten.to.dtype in linear is called in torch.autocast\('cpu'\), .* in torch.bfloat16; .*"
+    with pytest.raises(CaptureError, match=text + r"At .*test_trace_blocks.py:\d+: parts = self.linear"):
+        captured(Reading(AUTOMATIC["types"]), "dispatch", None)
+    if reads:
+        with pytest.raises(CaptureError, match=text):
+            module_interface(Reading(AUTOMATIC["types"]).eval(), args=(torch.zeros(3, 4),))
+
+
+def test_types_that_an_archive_has_are_captured_where_a_module_is_run_once():
+    module = Layer(lambda: torch.autocast("cpu", dtype=torch.float16))
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        assert torch.equal(run(captured(module, "dispatch", None), module, x), module(x))
 
 
 def test_automatic_types_around_nothing_that_has_any_are_no_fault():
