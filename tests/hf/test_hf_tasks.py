@@ -357,3 +357,13 @@ def test_a_decoder_of_several_codebooks_is_refused_by_name():
     model = transformers.MusicgenForCausalLM(transformers.MusicgenDecoderConfig(**sizes, num_codebooks=3))
     with pytest.raises(ConfigError, match="MusicgenForCausalLM takes a token of each of its 3 codebooks"):
         interface_of(model)
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(1, 2), (3, 1)])
+def test_a_decoder_alone_has_a_cache_for_each_of_its_own_layers(encoder, decoder):
+    sizes = {"vocab_size": 32, "d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = transformers.BartForCausalLM(
+        transformers.BartConfig(**sizes, encoder_layers=encoder, decoder_layers=decoder)
+    )
+    caches = [name for name in interface_of(model).input_names if name.startswith("in_cache_key")]
+    assert caches == [f"in_cache_key_{number}" for number in range(decoder)]

@@ -20,11 +20,17 @@ _ROUNDS: Final = ("n_recurrent_loops", "loop_num_passes")
 def cache_layout(model: PreTrainedModel) -> tuple[LayerStates, ...]:
     """What each layer of `model` keeps in the cache that it takes. Raises ConfigError for something unknown."""
     if not keeps_states(model) and not _goes_round(model):
-        shapes = cache_shapes(model.config)
+        shapes = _of_decoder(model, cache_shapes(model.config))
         if _are_those_of(model, shapes):
             return tuple(LayerStates((shape.key(0), shape.value(0))) for shape in shapes)
     with capture_settings(model):
         return states_of(model)
+
+
+def _of_decoder(model: PreTrainedModel, shapes: Sequence[CacheShape]) -> Sequence[CacheShape]:
+    """As many as the decoder has layers; for BART and its like transformers counts those of the encoder."""
+    depth = getattr(model.config, "decoder_layers", None)
+    return shapes if not isinstance(depth, int) or len(set(shapes)) != 1 else [shapes[0]] * depth
 
 
 def _goes_round(model: PreTrainedModel) -> bool:
