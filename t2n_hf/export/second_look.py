@@ -92,21 +92,20 @@ def _digest(value: torch.Tensor) -> str:
 
 @contextmanager
 def numbers_kept(module: nn.Module) -> Iterator[None]:
-    """After any exit `module` and its parts have the numbers and texts as attributes that they had, and no others.
+    """After any exit `module` and its parts have the numbers and texts as attributes that they had, and no new ones.
 
-    One that became something else meanwhile is left as it is.
+    A number that became something else meanwhile is left as it is.
     """
-    before = [(part, _numbers_of(part)) for part in modules_of(module)]
+    before = [(part, own_attributes(part), _numbers_of(part)) for part in modules_of(module)]
     try:
         yield
     finally:
-        for part, old in before:
+        for part, names, old in before:
             own = vars(part)
-            for name in _numbers_of(part):
-                if name in old:
-                    own[name] = old[name]
-                else:
-                    del own[name]
+            for name in own_attributes(part) - names:
+                del own[name]
+            for name in _numbers_of(part).keys() & old.keys():
+                own[name] = old[name]
 
 
 def _numbers_of(part: nn.Module) -> dict[str, Any]:

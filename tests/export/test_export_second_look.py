@@ -72,6 +72,7 @@ class Counting(Layer):
 class Repeating(Layer):
     def forward(self, x):
         self.calls += 1
+        self.shape, self.kept = tuple(x.shape), {"x": x}
         return super().forward(x)
 
 
@@ -104,6 +105,7 @@ def test_what_is_kept_and_changes_no_result_is_no_reason_to_refuse(tmp_path):
     module = Stack((Repeating,))
     exported(module, tmp_path, check=False)
     assert [layer.calls for layer in module.layers] == [0] * 4
+    assert not any(hasattr(layer, name) for layer in module.layers for name in ("shape", "kept"))
 
 
 @pytest.mark.parametrize("capture", ["auto", "pieces"])
