@@ -132,7 +132,8 @@ def _cut_to_mask(method: Callable[..., Any]) -> Callable[..., Any]:
         result = method(*given.args, **given.kwargs)
         if mask is None:
             return result
-        sound = result[0].narrow(-1, 0, mask.shape[-1])
+        # One sample more: never all of it is taken, which torch has for another case.
+        sound = F.pad(result[0], (0, 1)).narrow(-1, 0, mask.shape[-1])
         if isinstance(result, tuple):
             return (sound, *result[1:])
         result["audio_values"] = sound

@@ -31,6 +31,10 @@ def capturable_forwards(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for module in modules_of(model):
             methods = _rewritten(type(module)) if isinstance(module, PreTrainedModel) else {}  # type: ignore[arg-type]
+            # What was replaced already knows better (a codec's `decode`).
+            methods = {
+                name: method for name, method in methods.items() if name == "forward" or name not in vars(module)
+            }
             if methods:
                 stack.enter_context(methods_replaced(module, methods))
             asked = {name: module._buffers[name] for name in _ASKED if name in module._buffers}
