@@ -12,7 +12,9 @@ from zoo import (
     encoder_decoders,
     encoders,
     experts,
+    further,
     multimodal,
+    other_inputs,
     pixels,
     recurrent,
     sounds,
@@ -26,6 +28,7 @@ ZOO: dict[str, Entry] = {}
 for _room in (
     decoders,
     experts,
+    further,
     recurrent,
     encoders,
     encoder_decoders,
@@ -35,6 +38,7 @@ for _room in (
     audio,
     sounds,
     multimodal,
+    other_inputs,
 ):
     for _entry in _room.MODELS:
         if _entry.name in ZOO:

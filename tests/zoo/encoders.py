@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from zoo.entry import VOCABULARY, Encoder, Entry, built, config_of
 
-__all__ = ["BERT_LIKE", "MODELS"]
+__all__ = ["BERT_LIKE", "MODELS", "encoder"]
 
 BERT_LIKE: Final = {
     "vocab_size": VOCABULARY,
@@ -25,7 +25,7 @@ _DEBERTA: Final = {
 _WORDS: Final = {"vocab_size": VOCABULARY}
 
 
-def _encoder(
+def encoder(
     name: str,
     model: str,
     config: str,
@@ -42,15 +42,15 @@ def _encoder(
 
 
 MODELS: Final = (
-    _encoder("bert", "BertForMaskedLM", "BertConfig"),
-    _encoder("bert_classifier", "BertForSequenceClassification", "BertConfig"),
-    _encoder("bert_answers", "BertForTokenClassification", "BertConfig"),
-    _encoder("bert_model", "BertModel", "BertConfig", output="last_hidden_state"),
-    _encoder("roberta", "RobertaForMaskedLM", "RobertaConfig", pad_token_id=1),
-    _encoder("xlm_roberta", "XLMRobertaForTokenClassification", "XLMRobertaConfig", pad_token_id=1),
-    _encoder("camembert", "CamembertForMaskedLM", "CamembertConfig", pad_token_id=1),
-    _encoder("roberta_prelayernorm", "RobertaPreLayerNormForMaskedLM", "RobertaPreLayerNormConfig", pad_token_id=1),
-    _encoder(
+    encoder("bert", "BertForMaskedLM", "BertConfig"),
+    encoder("bert_classifier", "BertForSequenceClassification", "BertConfig"),
+    encoder("bert_answers", "BertForTokenClassification", "BertConfig"),
+    encoder("bert_model", "BertModel", "BertConfig", output="last_hidden_state"),
+    encoder("roberta", "RobertaForMaskedLM", "RobertaConfig", pad_token_id=1),
+    encoder("xlm_roberta", "XLMRobertaForTokenClassification", "XLMRobertaConfig", pad_token_id=1),
+    encoder("camembert", "CamembertForMaskedLM", "CamembertConfig", pad_token_id=1),
+    encoder("roberta_prelayernorm", "RobertaPreLayerNormForMaskedLM", "RobertaPreLayerNormConfig", pad_token_id=1),
+    encoder(
         "distilbert",
         "DistilBertForSequenceClassification",
         "DistilBertConfig",
@@ -61,11 +61,11 @@ MODELS: Final = (
         hidden_dim=128,
         max_position_embeddings=64,
     ),
-    _encoder("electra", "ElectraForMaskedLM", "ElectraConfig", embedding_size=32),
-    _encoder("albert", "AlbertForMaskedLM", "AlbertConfig", embedding_size=32),
-    _encoder("mpnet", "MPNetForMaskedLM", "MPNetConfig", pad_token_id=1),
-    _encoder("deberta", "DebertaForSequenceClassification", "DebertaConfig", **_DEBERTA),
-    _encoder(
+    encoder("electra", "ElectraForMaskedLM", "ElectraConfig", embedding_size=32),
+    encoder("albert", "AlbertForMaskedLM", "AlbertConfig", embedding_size=32),
+    encoder("mpnet", "MPNetForMaskedLM", "MPNetConfig", pad_token_id=1),
+    encoder("deberta", "DebertaForSequenceClassification", "DebertaConfig", **_DEBERTA),
+    encoder(
         "deberta_v2",
         "DebertaV2ForSequenceClassification",
         "DebertaV2Config",
@@ -74,7 +74,7 @@ MODELS: Final = (
         norm_rel_ebd="layer_norm",
         share_att_key=True,
     ),
-    _encoder(
+    encoder(
         "modernbert",
         "ModernBertForMaskedLM",
         "ModernBertConfig",
@@ -85,18 +85,18 @@ MODELS: Final = (
         bos_token_id=1,
         eos_token_id=2,
     ),
-    _encoder("nomic_bert", "NomicBertModel", "NomicBertConfig", output="last_hidden_state", num_key_value_heads=4),
-    _encoder("eurobert", "EuroBertForMaskedLM", "EuroBertConfig", num_key_value_heads=4),
-    _encoder("jina_embeddings_v3", "JinaEmbeddingsV3Model", "JinaEmbeddingsV3Config", output="last_hidden_state"),
-    _encoder("roformer", "RoFormerForMaskedLM", "RoFormerConfig", embedding_size=64),
-    _encoder("rembert", "RemBertForMaskedLM", "RemBertConfig", input_embedding_size=32, output_embedding_size=32),
-    _encoder("megatron_bert", "MegatronBertForMaskedLM", "MegatronBertConfig"),
-    _encoder("convbert", "ConvBertForMaskedLM", "ConvBertConfig", embedding_size=64, conv_kernel_size=3),
-    _encoder("squeezebert", "SqueezeBertForMaskedLM", "SqueezeBertConfig", embedding_size=64),
-    _encoder("esm", "EsmForMaskedLM", "EsmConfig", mask_token_id=5, position_embedding_type="rotary"),
-    _encoder("layoutlm_text", "LayoutLMForMaskedLM", "LayoutLMConfig"),
-    _encoder("ernie", "ErnieForMaskedLM", "ErnieConfig"),
-    _encoder(
+    encoder("nomic_bert", "NomicBertModel", "NomicBertConfig", output="last_hidden_state", num_key_value_heads=4),
+    encoder("eurobert", "EuroBertForMaskedLM", "EuroBertConfig", num_key_value_heads=4),
+    encoder("jina_embeddings_v3", "JinaEmbeddingsV3Model", "JinaEmbeddingsV3Config", output="last_hidden_state"),
+    encoder("roformer", "RoFormerForMaskedLM", "RoFormerConfig", embedding_size=64),
+    encoder("rembert", "RemBertForMaskedLM", "RemBertConfig", input_embedding_size=32, output_embedding_size=32),
+    encoder("megatron_bert", "MegatronBertForMaskedLM", "MegatronBertConfig"),
+    encoder("convbert", "ConvBertForMaskedLM", "ConvBertConfig", embedding_size=64, conv_kernel_size=3),
+    encoder("squeezebert", "SqueezeBertForMaskedLM", "SqueezeBertConfig", embedding_size=64),
+    encoder("esm", "EsmForMaskedLM", "EsmConfig", mask_token_id=5, position_embedding_type="rotary"),
+    encoder("layoutlm_text", "LayoutLMForMaskedLM", "LayoutLMConfig"),
+    encoder("ernie", "ErnieForMaskedLM", "ErnieConfig"),
+    encoder(
         "xlnet",
         "XLNetModel",
         "XLNetConfig",
@@ -107,7 +107,7 @@ MODELS: Final = (
         n_head=4,
         d_inner=128,
     ),
-    _encoder(
+    encoder(
         "xlm",
         "XLMModel",
         "XLMConfig",
@@ -118,7 +118,7 @@ MODELS: Final = (
         n_heads=4,
         max_position_embeddings=64,
     ),
-    _encoder(
+    encoder(
         "flaubert",
         "FlaubertModel",
         "FlaubertConfig",
@@ -129,7 +129,7 @@ MODELS: Final = (
         n_heads=4,
         max_position_embeddings=64,
     ),
-    _encoder(
+    encoder(
         "mobilebert",
         "MobileBertForMaskedLM",
         "MobileBertConfig",
@@ -137,12 +137,12 @@ MODELS: Final = (
         true_hidden_size=32,
         intra_bottleneck_size=32,
     ),
-    _encoder("longformer", "LongformerForMaskedLM", "LongformerConfig", attention_window=12, pad_token_id=1),
-    _encoder("big_bird", "BigBirdForMaskedLM", "BigBirdConfig", attention_type="original_full"),
-    _encoder(
+    encoder("longformer", "LongformerForMaskedLM", "LongformerConfig", attention_window=12, pad_token_id=1),
+    encoder("big_bird", "BigBirdForMaskedLM", "BigBirdConfig", attention_type="original_full"),
+    encoder(
         "nystromformer", "NystromformerForMaskedLM", "NystromformerConfig", segment_means_seq_len=64, num_landmarks=64
     ),
-    _encoder(
+    encoder(
         "funnel",
         "FunnelForMaskedLM",
         "FunnelConfig",
@@ -154,8 +154,8 @@ MODELS: Final = (
         block_sizes=[1, 1],
         num_decoder_layers=1,
     ),
-    _encoder("fnet", "FNetForMaskedLM", "FNetConfig"),
-    _encoder(
+    encoder("fnet", "FNetForMaskedLM", "FNetConfig"),
+    encoder(
         "canine",
         "CanineForSequenceClassification",
         "CanineConfig",
