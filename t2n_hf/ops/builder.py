@@ -18,6 +18,7 @@ from t2n_hf.nnef.names import Namer
 from t2n_hf.ops.bodies import Bodies
 from t2n_hf.ops.counting import counted, says_both
 from t2n_hf.ops.dims import Length, Shape, added_axes, broadcast_shapes, dim, dims, is_fixed, is_lost, same
+from t2n_hf.ops.joins import is_join
 from t2n_hf.ops.value import Number, Operand, Value, is_looked_up, is_number, tract_dtype, values_in
 
 __all__ = ["Builder", "Out"]
@@ -353,6 +354,9 @@ class Builder:
         option = {"transposeB": True} if swap else {}
         if right.rank == 2 and right.block is None and rank > 3:
             return self._matrix_product(left, right, swap, out)
+        if right.block is not None and is_join(self.body, left.name.text):
+            # tract cuts the weight where the join was, which fails with blocks. It sees no join behind a sum of one.
+            left = self.reduce("sum_reduce", self.unsqueeze(left, [0]), [0], keepdim=False)
         stored = self._raised_weight(right, rank)
         return self.call("matmul", self.raised(left, rank), stored, out=out, **option)
 

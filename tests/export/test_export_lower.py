@@ -240,39 +240,6 @@ def test_rows_by_constant_numbers_equal_pytorch(formats, tmp_path):
     np.testing.assert_allclose(got, module(x).detach().numpy(), rtol=1e-6, atol=1e-6)
 
 
-class Parts(nn.Module):
-    """Parts of rows that were looked up: tract moves slices up to where they are, and panics there."""
-
-    def __init__(self, part):
-        super().__init__()
-        torch.manual_seed(0)
-        self.table, self.norm, self.part = nn.Embedding(8, 32), nn.LayerNorm(32), part
-
-    def forward(self, x):
-        return self.part(self.table(x), self.norm)
-
-
-@pytest.mark.tract
-@pytest.mark.parametrize(
-    "part",
-    [
-        lambda rows, norm: rows[..., :16],
-        lambda rows, norm: rows[:, 1:],
-        lambda rows, norm: norm(rows)[:, -1],
-        lambda rows, norm: torch.tanh(rows + 1)[..., 3],
-        lambda rows, norm: torch.cat([rows * part for part in rows.chunk(4, -1)[1].split(1, -1)], -1),
-    ],
-    ids=["columns", "rows", "last", "one", "split"],
-)
-def test_parts_of_rows_of_a_block_weight_equal_pytorch(part, tmp_path):
-    module, x = Parts(part), torch.tensor([[3, 1, 4, 7], [0, 2, 2, 5]])
-    formats = {"table.weight": Q4}
-    folder, _ = archive(interface(module, x, {0: "B", 1: "S"}), tmp_path / "parts", formats)
-    dequantize(module, formats)
-    for given in (x, torch.flip(x, (0, 1))[:1, :3]):
-        np.testing.assert_allclose(run(folder, given), module(given).detach().numpy(), rtol=1e-5, atol=1e-5)
-
-
 class UsedTwice(nn.Module):
     def __init__(self):
         super().__init__()
