@@ -4,14 +4,12 @@ What is captured of code depends on more than a capture can see: how often the c
 the model asks for more than its attributes. PyTorch's results would tell, and are not asked for with `check=False`.
 """
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, Final
 
-import torch
 from torch import nn
 
 from t2n_hf.errors import CaptureError
@@ -19,6 +17,7 @@ from t2n_hf.export.config import ExportConfig
 from t2n_hf.export.graph import Graph, make_graph
 from t2n_hf.export.module_interface import run_on_shapes
 from t2n_hf.nnef.meaning import meaning_of
+from t2n_hf.trace.digest import digest_of
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.pieces import is_library_code
 from t2n_hf.trace.walk import modules_of, own_attributes
@@ -63,7 +62,7 @@ def _name(interface: Interface) -> str:
 
 
 def _again(interface: Interface, config: ExportConfig, graph: Graph) -> Graph:
-    """In place, where that can be, so that layers are compared as well; after one more call."""
+    """Another graph of the same code, after one more call of it: in place where that can be, to compare layers too."""
     with interface.context(), suppress(Exception):  # what asks for values does not run on shapes
         run_on_shapes(interface.module, interface.args, dict(interface.kwargs))
     try:
@@ -82,12 +81,8 @@ def _difference(graph: Graph, other: Graph) -> str | None:
 
 
 def _meaning(graph: Graph) -> str:
-    return meaning_of(graph.document, {label: _digest(value) for label, value in graph.constants.items()})
-
-
-def _digest(value: torch.Tensor) -> str:
-    plain = value.detach().contiguous().reshape(-1).view(torch.uint8)
-    return f"{value.dtype} {hashlib.sha256(plain.numpy().tobytes()).hexdigest()}"
+    stored = {label: f"{value.dtype} {digest_of(value)}" for label, value in graph.constants.items()}
+    return meaning_of(graph.document, stored)
 
 
 @contextmanager

@@ -2,14 +2,15 @@
 
 `interface` says what is captured (made by `hf.tasks` or `export.module_interface`), `capture` does it, `captured` is
 what comes of it. What goes in: `fakes` stand in for weights, `flat` lays arguments flat and `alike` joins equal ones,
-`lengths` and `tensor_lengths` keep what is free, `recurrent` and `rewrites` let modules run other code. For that `swap`
-puts tensors and methods in the place of a module's own, `function_variants` changes functions, `shapes` runs a module
-without values.
+`lengths`, `tensor_lengths` and `distances` keep what is free, `recurrent` and `rewrites` let modules run other code. For
+that `swap` puts tensors and methods in the place of a module's own, `function_variants` changes functions, `shapes` runs
+a module without values.
 
 Layers: `pieces` traces each kind once (`layers` tells kinds apart, `tracing` traces one, `watchers` are hooks around
 it, `direct_call` remembers a call, `late_calls` keeps those like it beside the graph, `piece_by_piece_serialize` makes
 calls flat and back, with structures as text: `tree_text`); `outline` finds them in a graph of the whole model instead,
-with `call_names`; `same_graph` says which are one. `passes` simplify the graphs, `inline_constants` names what is left.
+with `call_names`; `same_graph` says which are one, of constants by their `digest`. `passes` simplify the graphs,
+`inline_constants` names what is left.
 
 `dispatching` makes a graph from one run instead (`capture_dispatch` of an interface): `python_tensor` wraps what flows
 through the function, `dispatch_tracer` builds the graph, with lengths by `number_nodes`, and `trace_memory` keeps what

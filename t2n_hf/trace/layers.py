@@ -1,7 +1,6 @@
 """What a trace of a layer depends on, as values that can be compared: its parts, and its arguments."""
 
 import functools
-import hashlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from t2n_hf.errors import ConfigError, FormatError
+from t2n_hf.trace.digest import digest_of
 from t2n_hf.trace.piece_by_piece_serialize import deserialize_args, kind_and_leaves
 from t2n_hf.trace.walk import modules_of, named_modules_of, own_attributes, tensors_in
 
@@ -93,7 +93,7 @@ def _describe(value: Any) -> Any:  # noqa: ANN401 - any value with an equality
         return (kind.__name__, value) if way is bool else ("object", id(value))
     if way is torch.Tensor:
         facts = (tuple(value.shape), value.dtype)
-        return facts if isinstance(value, FakeTensor) else (*facts, _digest(value))
+        return facts if isinstance(value, FakeTensor) else (*facts, digest_of(value))
     if way is tuple:
         return (kind.__name__, tuple(_describe(item) for item in value))
     if way is dict:
@@ -111,11 +111,6 @@ def _way(kind: type) -> type:
         if issubclass(kind, kinds):
             return way
     return object
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
 
 
 def layer_index(layer: nn.Module) -> int | None:

@@ -1,6 +1,5 @@
 """When two layers are one kind: all of a layer's graph that its calls must share, as a value with an equality."""
 
-import hashlib
 from typing import Any
 
 import torch
@@ -8,6 +7,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from t2n_hf.trace.captured import Piece
+from t2n_hf.trace.digest import digest_of
 
 __all__ = ["describe_piece", "join_equal_pieces"]
 
@@ -80,5 +80,4 @@ def _kind(node: fx.Node) -> Any:  # noqa: ANN401 - any value with an equality
 
 def _digest(value: torch.Tensor) -> str:
     with _disable_current_modes():  # pieces are compared while a model is traced, too
-        plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return f"{tuple(value.shape)} {value.dtype} {hashlib.sha256(plain.numpy().tobytes()).hexdigest()}"
+        return f"{tuple(value.shape)} {value.dtype} {digest_of(value)}"
