@@ -188,8 +188,8 @@ def export_nnef(
         "trust_remote_code": trust_remote_code or None,
     }
     # The model itself has tensors without values in the place of its own meanwhile.
-    with ONE_AT_A_TIME, ExitStack() as until_written:
-        until_written.enter_context(collection_paused())
+    with ONE_AT_A_TIME, ExitStack() as paused:
+        paused.enter_context(collection_paused())
         watch = Stopwatch()
         with watch.phase("load"):
             if isinstance(model, nn.Module):
@@ -208,7 +208,7 @@ def export_nnef(
             on_progress=on_progress,
         )
         with numbers_kept(module):
-            return _export(job, watch, until_written)
+            return _export(job, watch, paused)
 
 
 def _refuse_loading_options(options: Mapping[str, Any]) -> None:
@@ -237,7 +237,8 @@ class _Job:
     on_progress: Callable[[int, int], None] | None
 
 
-def _export(job: _Job, watch: Stopwatch, until_written: ExitStack) -> ExportReport:
+def _export(job: _Job, watch: Stopwatch, paused: ExitStack) -> ExportReport:
+    """Make the graphs, write them and check them. `paused` ends when the graphs are made."""
     config = job.config.with_dtype(_dtype_of(job.module))
     pipeline = _pipeline(job, config)
     with watch.phase("graph"):
@@ -251,7 +252,7 @@ def _export(job: _Job, watch: Stopwatch, until_written: ExitStack) -> ExportRepo
             for name, interface in pipeline.parts.items()
         ]
         _refuse_fixed_parts(parts)
-    until_written.close()
+    paused.close()
     with staged_folder(job.target, overwrite=config.overwrite, marker=MANIFEST_NAME) as staging:
         with watch.phase("write"):
             files = _write_archives(staging, config, parts, job.on_progress)

@@ -56,7 +56,7 @@ class _Reader:
         if isinstance(argument, list | tuple):
             return _digest([self._argument(item, values) for item in argument])
         body = self.fragments.get(argument) if isinstance(argument, str) else None
-        if body is not None:  # of a loop
+        if body is not None:  # of a loop, whose arguments name its parameters
             return _digest(self._of_fragment(body, {name: _digest("parameter", name) for name in body.params}))
         return _digest(type(argument).__name__, argument)
 

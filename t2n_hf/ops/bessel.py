@@ -87,7 +87,7 @@ def erfcx(emit: Emit, given: Value) -> Value:
     x = emit.cast(given, _KIND)
     below = compare(emit, "lt", x, 0)
     scaled = _scaled_complement(emit, emit.unary("abs", x))
-    # What is not taken may be endless: the square of a number below 0 only.
+    # Only of numbers below 0: the branch that is not taken must be finite.
     low = emit.binary("min", x, 0.0, _KIND)
     grown = emit.binary("mul", emit.unary("exp", emit.binary("mul", low, low, _KIND)), 2.0, _KIND)
     value = emit.select(below, emit.binary("sub", grown, scaled, _KIND), scaled, _KIND)
@@ -110,7 +110,7 @@ def log_ndtr(emit: Emit, given: Value) -> Value:
     below = emit.binary("sub", emit.unary("log", half), square, _KIND)
     share = emit.binary("mul", half, emit.unary("exp", emit.unary("neg", square)), _KIND)
     above = emit.unary("log", emit.binary("sub", 1.0, share, _KIND))
-    # Far above the logarithm of nearly 1 is what is missing to it.
+    # Far above 0 what is missing to 1 is lost in the difference.
     above = emit.select(compare(emit, "lt", share, 1e-3), _near_one(emit, share), above, _KIND)
     return emit.cast(emit.select(compare(emit, "lt", x, 0), below, above, _KIND), emit.dtype)
 

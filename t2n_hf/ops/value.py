@@ -77,12 +77,12 @@ class ComplexValue:
         return self.real.dtype
 
 
+Operand: TypeAlias = Value | Number
+
 # What tract moves no slice across, along the axes that matter.
 _STAY: Final = frozenset(
     {"matmul", "tract_core_einsum", "conv", "deconv", "tract_core_scan", "tract_transformers_sdpa"}
 )
-
-Operand: TypeAlias = Value | Number
 
 
 def is_looked_up(op: str, options: Mapping[str, Any], operands: Iterable[Any]) -> bool:

@@ -73,8 +73,9 @@ class _Recording(TorchDispatchMode):
         self._tracer = tracer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._tracer.fold_known and self._tracer.automatic is not None and torch.bfloat16 in args:
-            raise automatic_types_error(func, self._tracer.automatic, self._tracer)  # an archive has no bf16
+        device = self._tracer.automatic if self._tracer.fold_known else None
+        if device is not None and any(arg is torch.bfloat16 for arg in args):  # an archive has none of that type
+            raise automatic_types_error(func, device, self._tracer)
         return record(self._tracer, func, args, kwargs or {})
 
 

@@ -46,9 +46,8 @@ def token_inputs(
     """Token ids, masks and the like, [B, length] i64, that share the length `symbol`, `fewest` to `longest`."""
     limit = {} if longest is None else {"max": longest}
     length = torch.export.Dim(symbol, min=fewest, **limit)
-    tokens = max(
-        _TOKENS, 2 * fewest + 1
-    )  # what is pooled of them is no single one: torch takes that for a fixed length
+    # So many that those that are pooled of them are not one alone: torch would take that for a fixed length.
+    tokens = max(_TOKENS, 2 * fewest + 1)
     tokens = tokens if longest is None else min(tokens, max(longest, fewest + 1))
     examples = [torch.ones(_BATCH, tokens, dtype=torch.int64) for _ in names]  # one object would be one input
     return [
