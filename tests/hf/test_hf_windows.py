@@ -169,3 +169,14 @@ def test_sums_of_blocks_of_a_size_that_floats_do_not_tell_are_refused():
 @pytest.mark.tract
 def test_characters_have_any_length(tmp_path):
     assert export_nnef(canine(hf.CanineForTokenClassification), tmp_path / "out").check == "passed"
+
+
+@pytest.mark.parametrize("kind", [hf.BigBirdForMaskedLM, hf.BigBirdPegasusForConditionalGeneration])
+def test_a_model_that_attends_in_random_blocks_to_long_texts_is_refused(kind, tmp_path):
+    if kind is hf.BigBirdForMaskedLM:
+        config = hf.BigBirdConfig(vocab_size=64, block_size=4, num_random_blocks=1, **_LAYERS)
+    else:
+        sides = {f"{side}_{what}": value for side in ("encoder", "decoder") for what, value in _SIDE.items()}
+        config = hf.BigBirdPegasusConfig(vocab_size=64, d_model=16, block_size=4, num_random_blocks=1, **sides)
+    with pytest.raises(CaptureError, match="load it with attention_type='original_full'"):
+        export_nnef(models.build(kind, config), tmp_path / "out", check=False)

@@ -43,8 +43,6 @@ def capturable_windows(model: nn.Module) -> Iterator[None]:
 def _methods(kind: type[nn.Module]) -> Mapping[str, Callable[..., Any]]:
     """The methods that stand in for those of a class; the same ones for all its modules, so that layers are alike."""
     name = kind.__name__
-    if name in {"LongformerSelfAttention", "LEDEncoderSelfAttention"}:
-        return {"forward": _near_or_global}
     if name == "LongformerModel":
         return {"forward": _noting(kind.forward), "_pad_to_window_size": _not_padded}
     if name == "LongformerEncoder":
@@ -53,17 +51,9 @@ def _methods(kind: type[nn.Module]) -> Mapping[str, Callable[..., Any]]:
     if name == "LEDEncoder":
         asked = {"is_global_attn": "global_attention_mask is not None"}
         return {"forward": with_assignments(kind.forward, asked), "_pad_to_window_size": _not_padded}
-    if name == "CanineAttention":
-        return {"forward": _in_chunks}
-    if name == "CanineModel":
-        return {"_downsample_attention_mask": _pooled_mask, "_repeat_molecules": _spread}
-    if name == "LongT5LocalAttention":
-        return {"forward": _in_blocks}
-    if name == "LongT5TransientGlobalAttention":
-        return {"forward": _in_blocks_and_sums}
     if name == "LongT5Stack":
         return {"forward": in_scope(kind.forward, {"_get_local_attention_mask": _mask_itself})}
-    return {}
+    return _STAND_INS.get(name, {})
 
 
 def _noting(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,6 +118,17 @@ def _refuse_weights(layer: nn.Module, asked: bool) -> None:
             f"the weights of {type(layer).__name__} are those of its windows, which are not cut while a model is "
             "captured; export it with output_attentions=False"
         )
+
+
+def _refuse_other_attention(self: Any, _value: str) -> None:  # noqa: ANN401 - a class of transformers
+    """Called for texts too short for blocks, after which the model has no blocks in any text: the next run knows none.
+
+    A graph of it would be of full attention at every length.
+    """
+    raise CaptureError(
+        f"{type(self).__name__} attends in blocks, some at random, to long texts, and to all of short ones, as the "
+        "example is: load it with attention_type='original_full', or give an example of the one length that is wanted"
+    )
 
 
 def _mask_itself(attention_mask: torch.Tensor, _block: int, device: torch.device) -> torch.Tensor:
@@ -276,3 +277,15 @@ def _spread(self: Any, molecules: torch.Tensor, char_seq_length: int) -> torch.T
     """To each character its molecule [B, M, width], counted after the first; the last one to all that is left."""
     places = torch.arange(char_seq_length, device=molecules.device) // self.config.downsampling_rate + 1
     return molecules[:, places.clamp(max=molecules.shape[1] - 1)]
+
+
+_STAND_INS: Final[Mapping[str, Mapping[str, Callable[..., Any]]]] = {
+    "LongformerSelfAttention": {"forward": _near_or_global},
+    "LEDEncoderSelfAttention": {"forward": _near_or_global},
+    "BigBirdModel": {"set_attention_type": _refuse_other_attention},
+    "BigBirdPegasusEncoder": {"set_attention_type": _refuse_other_attention},
+    "CanineAttention": {"forward": _in_chunks},
+    "CanineModel": {"_downsample_attention_mask": _pooled_mask, "_repeat_molecules": _spread},
+    "LongT5LocalAttention": {"forward": _in_blocks},
+    "LongT5TransientGlobalAttention": {"forward": _in_blocks_and_sums},
+}
