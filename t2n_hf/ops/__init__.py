@@ -1,10 +1,9 @@
 """ATen overload -> NNEF: one emitter each, one family per file. Importing the room registers all of them.
 
 An emitter is found in `table`, or brought by another distribution (`plugins`), and writes with an `Emit` (`emit`, over
-`builder`), which works with `value`s and `dims`; `counting` calculates what comes of lengths alone,
-and `calculated` writes the numbers that a module makes of them in floats. Emitters share
-`scan` (loops, with their `bodies`), `windows` (lengths of what slides), `repetition` (of axes of length 1)
-and `joins` (what was written as one).
+`builder`), which works with `value`s and `dims`; `counting` calculates what comes of lengths alone, and `calculated`
+writes the numbers that a module makes of them in floats. Emitters share `scan` (loops, with their `bodies`), `windows`
+(lengths of what slides), `repetition` (of axes of length 1) and `joins` (what was written as one).
 """
 
 from t2n_hf.ops import (

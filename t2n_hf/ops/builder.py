@@ -67,7 +67,7 @@ class Builder:
             known, filled = (all(getattr(value, kind, False) for value in given) for kind in ("known", "filled"))
             filled, rows = filled and op != "tract_core_range", is_looked_up(op, named, given)
             values = [
-                Value(Name(self._namer.unique(self.base)), (*shape,), dtype, None, False, known, filled, rows)
+                Value(Name(self._namer.unique(self.base)), (*shape,), dtype, known=known, filled=filled, looked_up=rows)
                 for shape, dtype in outs
             ]
             if known:
