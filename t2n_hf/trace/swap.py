@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import MethodType
 from typing import Any, Final, final
 
@@ -21,6 +21,7 @@ __all__ = [
     "buffers_watched",
     "evaluating",
     "methods_replaced",
+    "methods_replaced_by_class",
     "plain_tensors_kept",
     "tensors_of",
     "tensors_replaced",
@@ -60,6 +61,19 @@ def attributes_kept(module: nn.Module) -> Iterator[None]:
 def methods_replaced(module: nn.Module, methods: Mapping[str, Callable[..., Any]]) -> AbstractContextManager[None]:
     """Let `module` itself have these functions, which take it first, as methods, until the block is left in any way."""
     return attributes_replaced(module, {name: MethodType(method, module) for name, method in methods.items()})
+
+
+@contextmanager
+def methods_replaced_by_class(
+    model: nn.Module, methods_of: Callable[[Any], Mapping[str, Callable[..., Any]]]
+) -> Iterator[None]:
+    """`methods_replaced` for `model` and each of its parts, by what `methods_of` gives for their classes."""
+    with ExitStack() as stack:
+        for module in modules_of(model):
+            methods = methods_of(type(module))
+            if methods:
+                stack.enter_context(methods_replaced(module, methods))
+        yield
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ from t2n_hf.trace.swap import (
     attributes_kept,
     attributes_replaced,
     methods_replaced,
+    methods_replaced_by_class,
     plain_tensors_kept,
     tensors_of,
     tensors_replaced,
@@ -75,6 +76,17 @@ def test_functions_stand_in_as_methods_of_the_module():
     with methods_replaced(layer, {"forward": lambda self, x: (self.out_features, x)}):
         assert layer(7) == (3, 7)
     assert vars(layer) == before
+
+
+def test_classes_have_other_methods_for_a_while():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 4)), nn.Tanh())
+    before = [dict(vars(module)) for module in model.modules()]
+    with methods_replaced_by_class(
+        model, lambda kind: {"forward": lambda self, x: [*x, self.out_features]} if kind is nn.Linear else {}
+    ):
+        assert model[:2]([]) == [3, 4]
+        assert model[2](torch.zeros(1)) == 0
+    assert [dict(vars(module)) for module in model.modules()] == before
 
 
 def test_a_module_has_only_what_it_had_after_an_error():

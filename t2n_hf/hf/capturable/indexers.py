@@ -5,8 +5,8 @@ model is captured they run with torch's `min` of symbols.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -15,30 +15,24 @@ import torch
 from torch import nn
 
 from t2n_hf.trace.function_variants import in_scope
-from t2n_hf.trace.swap import methods_replaced
-from t2n_hf.trace.walk import modules_of
+from t2n_hf.trace.swap import methods_replaced_by_class
 
 __all__ = ["capturable_indexers"]
 
 
-@contextmanager
-def capturable_indexers(model: nn.Module) -> Iterator[None]:
+def capturable_indexers(model: nn.Module) -> AbstractContextManager[None]:
     """Let the indexes in `model` choose at every length; all modules are as before after any exit."""
-    with ExitStack() as stack:
-        for module in modules_of(model):
-            forward = _forward(type(module))  # type: ignore[arg-type]
-            if forward is not None:
-                stack.enter_context(methods_replaced(module, {"forward": forward}))
-        yield
+    return methods_replaced_by_class(model, _methods)
 
 
 @cache
-def _forward(kind: type[nn.Module]) -> Callable[..., Any] | None:
-    """The forward of an index, for all modules of its class, so that layers are alike; None for any other class."""
+def _methods(kind: type[nn.Module]) -> Mapping[str, Callable[..., Any]]:
+    """The forward of an index, for all modules of its class, so that layers are alike; none for any other class."""
     inner = inspect.unwrap(kind.forward)
     if not kind.__name__.endswith("Indexer") or not isinstance(inner, FunctionType):
-        return None
-    return in_scope(kind.forward, {"min": _least}) if {"min", "topk"} <= set(inner.__code__.co_names) else None
+        return {}
+    chooses = {"min", "topk"} <= set(inner.__code__.co_names)
+    return {"forward": in_scope(kind.forward, {"min": _least})} if chooses else {}
 
 
 def _least(*numbers: Any) -> Any:  # noqa: ANN401 - what `min` takes; a number, or a symbol of one

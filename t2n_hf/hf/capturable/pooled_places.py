@@ -5,8 +5,8 @@ they are still equally far from each other, the one of <cls> too, so that the fi
 say all of them: while a model is captured these stand for the list, and the number may be a symbol.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from t2n_hf.trace.function_variants import in_scope
-from t2n_hf.trace.swap import methods_replaced
+from t2n_hf.trace.swap import methods_replaced_by_class
 from t2n_hf.trace.walk import modules_of
 
 __all__ = ["capturable_pooled_places", "fewest_places"]
@@ -30,15 +30,9 @@ class _Places(NamedTuple):
     count: Any  # a number, or a symbol of one
 
 
-@contextmanager
-def capturable_pooled_places(model: nn.Module) -> Iterator[None]:
+def capturable_pooled_places(model: nn.Module) -> AbstractContextManager[None]:
     """Let the positions of `model` be pooled without a list of them; after any exit all is as before."""
-    with ExitStack() as stack:
-        for module in modules_of(model):
-            methods = _methods(type(module))  # type: ignore[arg-type]
-            if methods:
-                stack.enter_context(methods_replaced(module, methods))
-        yield
+    return methods_replaced_by_class(model, _methods)
 
 
 def fewest_places(model: nn.Module) -> int:

@@ -2,12 +2,13 @@
 
 Longformer and LED pad a sequence to whole windows, and LongT5 to whole blocks, by numbers that depend on the length;
 the first two also look up which tokens see all others. CANINE walks over its chunks in Python. While a model is
-captured, its windows are attention with a mask: the same numbers, for the square of the length in time.
+captured, its windows are attention with a mask: the same numbers, for the square of the length in time. BigBird, some
+of whose blocks are at random, is refused.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, Final
@@ -18,8 +19,7 @@ from torch.nn import functional as F
 
 from t2n_hf.errors import CaptureError
 from t2n_hf.trace.function_variants import in_scope, with_assignments
-from t2n_hf.trace.swap import methods_replaced
-from t2n_hf.trace.walk import modules_of
+from t2n_hf.trace.swap import methods_replaced_by_class
 
 __all__ = ["capturable_windows"]
 
@@ -28,15 +28,9 @@ _UNSEEN: Final = -1e10  # LongT5's own number: of a row that sees nothing, all o
 _GLOBAL: ContextVar[bool] = ContextVar("t2n_hf_windows_global", default=False)
 
 
-@contextmanager
-def capturable_windows(model: nn.Module) -> Iterator[None]:
+def capturable_windows(model: nn.Module) -> AbstractContextManager[None]:
     """Let attention in windows run without cutting the sequence; all modules are as before after any exit."""
-    with ExitStack() as stack:
-        for module in modules_of(model):
-            methods = _methods(type(module))  # type: ignore[arg-type]
-            if methods:
-                stack.enter_context(methods_replaced(module, methods))
-        yield
+    return methods_replaced_by_class(model, _methods)
 
 
 @cache
