@@ -34,6 +34,7 @@ from t2n_hf.trace.passes.writes import refuse_kept_writes
 from t2n_hf.trace.pieces import PieceRecorder
 from t2n_hf.trace.rewrites import rewrites_used
 from t2n_hf.trace.swap import plain_tensors_kept
+from t2n_hf.trace.undo import changes_undone
 
 __all__ = ["CAPTURE_MODES", "capture"]
 
@@ -79,7 +80,8 @@ def _capture_as(mode: str, interface: Interface, flat: FlatInterface, layers: tu
     if mode == "auto":
         return _capture_somehow(interface, flat, layers)
     if mode == "dispatch":
-        return capture_by_dispatch(interface, flat, _weight_namer(interface))
+        with changes_undone(flat.parts):
+            return capture_by_dispatch(interface, flat, _weight_namer(interface))
     if mode == "whole":
         return _capture_whole(interface, flat, layers)
     try:
@@ -153,7 +155,8 @@ def _export(flat: FlatInterface, asserts: tuple[str, ...]) -> torch.export.Expor
         # Nothing runs these graphs, so that no pass has to make Python code of them.
         with _no_partial_graphs(), _use_lazy_graph_module(True), warnings.catch_warnings():
             warnings.filterwarnings("ignore", _RECURRENT_LISTS)
-            return export_with_lengths(flat.module, *flat.firsts, asserts)
+            with changes_undone(flat.parts) as undo:
+                return export_with_lengths(flat.module, *flat.firsts, asserts, undo)
     except (T2NError, PieceError):
         raise
     except Exception as error:

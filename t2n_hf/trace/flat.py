@@ -18,6 +18,7 @@ from t2n_hf.trace.quick_proxies import quick_proxies
 from t2n_hf.trace.recurrent import RecurrentLayersKept
 from t2n_hf.trace.swap import buffers_watched
 from t2n_hf.trace.tensor_lengths import TensorLengthsKept
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["FlatModule", "dim_name", "flatten_interface"]
 
@@ -95,12 +96,16 @@ def _shared_dims(dims: Mapping[int, Any]) -> list[list[tuple[int, int]]]:
 
 @dataclass(frozen=True)
 class FlatInterface:
-    """`module(tensors)` with the dynamic lengths of each tensor as {axis: Dim}; `groups` of tensors that are alike."""
+    """`module(tensors)` with the dynamic lengths of each tensor as {axis: Dim}; `groups` of tensors that are alike.
+
+    `parts` are those of the interface's module, its layers among them.
+    """
 
     module: FlatModule
     tensors: list[torch.Tensor]
     dims: list[dict[int, Any]]
     groups: list[list[int]]
+    parts: list[nn.Module]
 
     @property
     def is_free(self) -> bool:
@@ -134,7 +139,8 @@ def flatten_interface(interface: Interface, dtype: torch.dtype) -> FlatInterface
     if len(tensors) != len(interface.input_names):
         raise ConfigError(f"the example has {len(tensors)} tensors, input_names has {len(interface.input_names)} names")
     groups = groups_of(tensors, dims)
-    return FlatInterface(FlatModule(interface, spec, constants, dims, groups), tensors, dims, groups)
+    module = FlatModule(interface, spec, constants, dims, groups)
+    return FlatInterface(module, tensors, dims, groups, modules_of(interface.module))
 
 
 def _flat_entries(interface: Interface) -> list[Any]:

@@ -43,12 +43,14 @@ def export_with_lengths(
     tensors: list[torch.Tensor],
     dims: Sequence[Mapping[int, Any]],
     asserts: Sequence[str] = (),
+    undo: Callable[[], None] = lambda: None,
 ) -> ExportedProgram:
     """Export `module(tensors)`.
 
     `dims` has the free axes of each tensor, as `torch.export` takes them; `asserts` are facts that hold for any call
-    ("S+P < 129"), over the names of the Dims. Raises what torch.export raises, and CaptureError when the graph would
-    not hold at lengths that the Dims and the facts allow.
+    ("S+P < 129"), over the names of the Dims. `undo` is called between two runs of the module: what the first one set
+    in it would decide for the second one, and leave its condition out. Raises what torch.export raises, and
+    CaptureError when the graph would not hold at lengths that the Dims and the facts allow.
     """
     try:
         exported = torch.export.export(module, (tensors,), dynamic_shapes=(list(dims),), strict=False)
@@ -56,6 +58,7 @@ def export_with_lengths(
         unproven = getattr(refusal, "error_type", None) in (None, UserErrorType.CONSTRAINT_VIOLATION)
         if not unproven or not _names(dims):
             raise
+        undo()
         free = [{axis: _freed(dim) for axis, dim in entry.items()} for entry in dims]
         try:
             exported = torch.export.export(module, (tensors,), dynamic_shapes=(free,), strict=False)
