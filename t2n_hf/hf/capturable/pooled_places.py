@@ -5,9 +5,10 @@ they are still equally far from each other, the one of <cls> too, so that the fi
 say all of them: while a model is captured these stand for the list, and the number may be a symbol.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -36,12 +37,15 @@ def capturable_pooled_places(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def fewest_places(model: nn.Module) -> int:
-    """Length from which each block of `model` pools; what is as short as a pair is not pooled. 1 for other models."""
+    """Length from which each block of `model` pools, to more than one place. 1 for other models.
+
+    With a <cls> a pair is not pooled; without one it is, to a single place, which torch takes for a fixed length.
+    """
     pooling = next((module for module in modules_of(model) if type(module).__name__ == _POOLING), None)
     if pooling is None:
         return 1
     config: Any = pooling.config
-    fewest = 3 if config.separate_cls else 2
+    fewest = 3
     for _ in config.block_sizes[2:]:
         fewest = 2 * fewest - (2 if config.separate_cls and not config.truncate_seq else 1)
     return fewest
@@ -52,6 +56,9 @@ def _methods(kind: Any) -> Mapping[str, Callable[..., Any]]:  # noqa: ANN401 - a
     if kind.__name__ == "FunnelRelMultiheadAttention":
         attention = in_scope(kind.relative_positional_attention, {"_relative_shift_gather": _shifted})
         return {"relative_positional_attention": attention}
+    if kind.__name__ == "FunnelDecoder":
+        spread = inspect.unwrap(kind.forward).__globals__["upsample"]
+        return {"forward": in_scope(kind.forward, {"upsample": partial(_spread, spread)})}
     if kind.__name__ != _POOLING:
         return {}
     return {
@@ -87,6 +94,23 @@ def _relative(
     steps = torch.arange(shift * pooled.count + pos.count, device=device)
     largest: torch.Tensor = begin + stride * (shift * pooled.count)
     return largest - stride * steps
+
+
+def _spread(
+    spread: Callable[..., torch.Tensor],
+    states: torch.Tensor,
+    stride: int,
+    target_len: Any,  # noqa: ANN401 - a number, or a symbol of one
+    separate_cls: bool = True,
+    truncate_seq: bool = False,
+) -> torch.Tensor:
+    """Of states [B, T, D] each one `stride` times, `target_len` of them, as `spread` of transformers does it.
+
+    Without a <cls> that one cuts some off, or none, between which torch makes a difference.
+    """
+    if separate_cls:
+        return spread(states, stride, target_len, separate_cls, truncate_seq)
+    return states[:, torch.arange(target_len, device=states.device) // stride]
 
 
 def _shifted(scores: torch.Tensor, context_len: int, shift: int) -> torch.Tensor:
