@@ -9,7 +9,7 @@ from t2n_hf.errors import ConfigError
 from t2n_hf.hf.caches.cross import RecordedCaches, WholePairCache
 from t2n_hf.hf.tasks import ONE_GRAPH, TASKS, auto_class, pipeline_of
 from t2n_hf.hf.tasks.inputs import image_shape, main_input
-from t2n_hf.hf.tasks.table import task_named, task_of_class
+from t2n_hf.hf.tasks.table import task_named, task_of_class, task_of_model
 
 # What optimum exports these for, by the class that their checkpoints name.
 KNOWN = {
@@ -129,3 +129,48 @@ def test_recorded_caches_hold_what_a_first_call_makes():
     expected = [tensor for layer in native.cross_attention_cache.layers for tensor in (layer.keys, layer.values)]
     torch.testing.assert_close(caches.cross(), expected)
     assert [tensor.shape[2] for tensor in caches.own()] == [1] * 4
+
+
+class Mine(hf.LlamaForCausalLM):
+    pass
+
+
+class MyModel(hf.LlamaForCausalLM):
+    pass
+
+
+class MyForTokenClassification(hf.BertModel):
+    pass
+
+
+class MyEncoder(hf.BertModel):
+    pass
+
+
+class OwnModel(hf.BertPreTrainedModel):
+    pass
+
+
+class OwnRanker(hf.BertPreTrainedModel):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "task"),
+    [
+        (Mine, hf.LlamaConfig, "text-generation"),
+        (MyModel, hf.LlamaConfig, "text-generation"),
+        (MyForTokenClassification, hf.BertConfig, "token-classification"),
+        (MyEncoder, hf.BertConfig, "feature-extraction"),
+        (OwnModel, hf.BertConfig, "feature-extraction"),
+    ],
+)
+def test_a_class_of_ones_own_has_the_task_that_it_says_or_that_of_its_base(kind, config, task):
+    with torch.device("meta"):
+        small = config(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=8)
+        assert task_of_model(kind(small)) == task
+
+
+def test_a_class_of_ones_own_that_says_nothing_is_refused_by_its_name():
+    with pytest.raises(ConfigError, match="OwnRanker"):
+        task_of_model(OwnRanker(hf.BertConfig(hidden_size=16, num_attention_heads=2, vocab_size=8)))

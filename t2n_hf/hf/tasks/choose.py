@@ -15,7 +15,7 @@ from t2n_hf.hf.tasks.encoder_decoder import encoder_decoder_pipeline
 from t2n_hf.hf.tasks.multimodal import multimodal_pipeline, reads_more_than_text
 from t2n_hf.hf.tasks.pipeline import ONE_GRAPH, Pipeline
 from t2n_hf.hf.tasks.settings import context_of
-from t2n_hf.hf.tasks.table import Task, task_named, task_of_class
+from t2n_hf.hf.tasks.table import Task, task_named, task_of_model
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.shapes import own_line
 
@@ -49,7 +49,7 @@ def pipeline_of(
 
     Raises ConfigError for a model or a combination that is not supported; the text lists what is.
     """
-    found = task_named(task or task_of_class(type(model).__name__, model.config))
+    found = task_named(task or task_of_model(model))
     options = _Options(dtype=getattr(torch, dtype_of(dtype).torch), all_logits=all_logits, batch=batch, mask=mask)
     try:
         return _described(model, found, options, context_of(model, max_context))

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import transformers
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from t2n_hf.errors import ConfigError
 
-__all__ = ["TASKS", "Task", "auto_class", "task_named", "task_of_class", "unsupported"]
+__all__ = ["TASKS", "Task", "auto_class", "task_named", "task_of_class", "task_of_model", "unsupported"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +105,9 @@ TASKS: Final = {
     )
 }
 
+# Endings that say what a model is for; "Model" does not.
+_TELLING: Final = tuple(end for task in TASKS.values() if task.name != "feature-extraction" for end in task.endings)
+
 # They load encoder-decoders, and language models that listen.
 _OF_SEQUENCES: Final = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
 
@@ -156,6 +159,21 @@ def task_of_class(class_name: str, config: PreTrainedConfig) -> str:
         if class_name.endswith(task.endings):
             return task.name
     raise unsupported(class_name, config)
+
+
+def task_of_model(model: PreTrainedModel) -> str:
+    """Name of the task of a model, by its class; by that of transformers which it derives from, unless it says its own.
+
+    Raises ConfigError for a model without one.
+    """
+    own = type(model)
+    names = [kind.__name__ for kind in own.__mro__ if issubclass(kind, PreTrainedModel) and _is_of_transformers(kind)]
+    says = own.__name__.endswith(_TELLING) or own.__name__ in names
+    return task_of_class(own.__name__ if says or not names else names[0], model.config)
+
+
+def _is_of_transformers(kind: type) -> bool:
+    return kind.__module__.startswith("transformers.") and not kind.__name__.endswith("PreTrainedModel")
 
 
 def _knows(auto: str, class_name: str) -> bool:
