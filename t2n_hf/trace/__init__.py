@@ -4,7 +4,7 @@
 what comes of it. What goes in: `fakes` stand in for weights, `flat` lays arguments flat and `alike` joins equal ones,
 `lengths`, `tensor_lengths` and `distances` keep what is free, `recurrent` and `rewrites` let modules run other code.
 For that `swap` puts tensors and methods in the place of a module's own, `function_variants` changes functions, `shapes`
-runs a module without values.
+runs a module without values, `undo` puts back what a forward changed.
 
 Layers: `pieces` traces each kind once (`layers` tells kinds apart, `tracing` traces one, `watchers` are hooks around
 it, `direct_call` remembers a call, `late_calls` keeps those like it beside the graph, `piece_by_piece_serialize` makes
