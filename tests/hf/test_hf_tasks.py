@@ -2,7 +2,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import DynamicCache, MptConfig, MptForCausalLM
+from transformers import BarkSemanticConfig, BarkSemanticModel, DynamicCache, MptConfig, MptForCausalLM
 
 from t2n_hf.errors import ConfigError
 from t2n_hf.hf.tasks import auto_class, capture_settings, interface_of, usable_context
@@ -206,6 +206,8 @@ def test_the_roberta_family_has_fewer_positions_than_its_table():
 def test_a_bound_on_positions_is_found_by_the_name_that_a_family_has_for_it():
     model = MptForCausalLM(MptConfig(d_model=64, n_heads=4, n_layers=1, max_seq_len=48, vocab_size=64))
     assert usable_context(model) == 48
+    bark = BarkSemanticModel(BarkSemanticConfig(hidden_size=64, num_heads=4, num_layers=1, block_size=40))
+    assert usable_context(bark) == 40
 
 
 def test_token_types_are_an_input_only_where_there_are_several():

@@ -41,8 +41,14 @@ __all__ = [
 _NONE: Final[frozenset[int]] = frozenset()
 # What transformers notes in a model whose layers have hooks that collect hidden states.
 _HOOKED: Final = "_output_capturing_hooks_installed"
-# How configurations call the number of positions (the last ones: MPT, SpeechT5).
-_POSITIONS: Final = ("max_position_embeddings", "max_target_positions", "max_seq_len", "max_text_positions")
+# How configurations call the number of positions (the last ones: MPT, SpeechT5, Bark).
+_POSITIONS: Final = (
+    "max_position_embeddings",
+    "max_target_positions",
+    "max_seq_len",
+    "max_text_positions",
+    "block_size",
+)
 
 
 @contextmanager
