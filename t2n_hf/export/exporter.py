@@ -22,7 +22,7 @@ from t2n_hf.export.package import write_archives, write_card, write_manifest, wr
 from t2n_hf.export.parts import Part
 from t2n_hf.export.reference import bounds_of
 from t2n_hf.export.report import ExportReport, Stopwatch, peak_rss_bytes
-from t2n_hf.export.second_look import graph_of, numbers_kept
+from t2n_hf.export.second_look import graph_of
 from t2n_hf.export.verify import Verdict, verify_parts
 from t2n_hf.export.weights import total_by_format
 from t2n_hf.garbage import collection_paused
@@ -31,6 +31,8 @@ from t2n_hf.hf.tasks import ONE_GRAPH, Pipeline, pipeline_of
 from t2n_hf.nnef.sinks import WrittenFile
 from t2n_hf.nnef.versions import version_key
 from t2n_hf.store.manifest import MANIFEST_NAME
+from t2n_hf.trace.undo import changes_undone
+from t2n_hf.trace.walk import modules_of
 from t2n_hf.tract.version import require_tract
 
 __all__ = ["export_nnef"]
@@ -207,7 +209,7 @@ def export_nnef(
             tokenizer=tokenizer,
             on_progress=on_progress,
         )
-        with numbers_kept(module):
+        with changes_undone(modules_of(module)):
             return _export(job, watch, paused)
 
 

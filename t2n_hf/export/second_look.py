@@ -4,13 +4,9 @@ What is captured of code depends on more than a capture can see: how often the c
 the model asks for more than its attributes. PyTorch's results would tell, and are not asked for with `check=False`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any, Final
-
-from torch import nn
 
 from t2n_hf.errors import CaptureError
 from t2n_hf.export.config import ExportConfig
@@ -20,11 +16,8 @@ from t2n_hf.nnef.meaning import meaning_of
 from t2n_hf.trace.digest import digest_of
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.pieces import is_library_code
-from t2n_hf.trace.walk import modules_of, own_attributes
 
-__all__ = ["graph_of", "numbers_kept"]
-
-_NUMBERS: Final = (bool, int, float, complex, str, type(None))
+__all__ = ["graph_of"]
 
 
 def graph_of(interface: Interface, config: ExportConfig) -> Graph:
@@ -83,26 +76,3 @@ def _difference(graph: Graph, other: Graph) -> str | None:
 def _meaning(graph: Graph) -> str:
     stored = {label: f"{value.dtype} {digest_of(value)}" for label, value in graph.constants.items()}
     return meaning_of(graph.document, stored)
-
-
-@contextmanager
-def numbers_kept(module: nn.Module) -> Iterator[None]:
-    """After any exit `module` and its parts have the numbers and texts as attributes that they had, and no new ones.
-
-    A number that became something else meanwhile is left as it is.
-    """
-    before = [(part, own_attributes(part), _numbers_of(part)) for part in modules_of(module)]
-    try:
-        yield
-    finally:
-        for part, names, old in before:
-            own = vars(part)
-            for name in own_attributes(part) - names:
-                del own[name]
-            for name in _numbers_of(part).keys() & old.keys():
-                own[name] = old[name]
-
-
-def _numbers_of(part: nn.Module) -> dict[str, Any]:
-    own = vars(part)
-    return {name: own[name] for name in own_attributes(part) if type(own[name]) in _NUMBERS}

@@ -80,8 +80,7 @@ def _capture_as(mode: str, interface: Interface, flat: FlatInterface, layers: tu
     if mode == "auto":
         return _capture_somehow(interface, flat, layers)
     if mode == "dispatch":
-        with changes_undone(flat.parts):
-            return capture_by_dispatch(interface, flat, _weight_namer(interface))
+        return capture_by_dispatch(interface, flat, _weight_namer(interface))
     if mode == "whole":
         return _capture_whole(interface, flat, layers)
     try:

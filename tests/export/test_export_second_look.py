@@ -76,6 +76,12 @@ class Repeating(Layer):
         return super().forward(x)
 
 
+class Growing(Layer):
+    def forward(self, x):
+        self.extra = nn.Identity()
+        return self.extra(super().forward(x))
+
+
 def exported(module, tmp_path, **options):
     length = {0: Dim("S", min=2, max=64)}
     return export_nnef(
@@ -106,6 +112,15 @@ def test_what_is_kept_and_changes_no_result_is_no_reason_to_refuse(tmp_path):
     exported(module, tmp_path, check=False)
     assert [layer.calls for layer in module.layers] == [0] * 4
     assert not any(hasattr(layer, name) for layer in module.layers for name in ("shape", "kept"))
+
+
+@pytest.mark.tract
+@pytest.mark.parametrize("check", [False, True])
+def test_parts_that_a_forward_adds_are_gone_after_an_export(check, tmp_path):
+    module = Stack((Growing,))
+    before = list(module.modules())
+    exported(module, tmp_path, check=check)
+    assert list(module.modules()) == before
 
 
 @pytest.mark.parametrize("capture", ["auto", "pieces"])
