@@ -20,6 +20,8 @@ from t2n_hf.trace.capture_dispatch import result_by_dispatch
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.shapes import fake_run, own_line
 from t2n_hf.trace.swap import plain_tensors_kept, tensors_of, tensors_replaced
+from t2n_hf.trace.undo import changes_undone
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["evaluation_mode", "module_interface", "run_on_shapes"]
 
@@ -130,9 +132,10 @@ def _result_names(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _result_shapes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a pytree
-    """Run `module` on shapes alone: no weight is read."""
+    """Run `module` on shapes alone: no weight is read, and nothing that it notes is kept for the next run."""
     try:
-        return run_on_shapes(module, args, kwargs)
+        with changes_undone(modules_of(module)):
+            return run_on_shapes(module, args, kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         refusal = CaptureError(
             f"forward of {type(module).__name__} reads a tensor's value (item(), tolist(), an `if`) at "

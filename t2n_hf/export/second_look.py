@@ -4,9 +4,14 @@ What is captured of code depends on more than a capture can see: how often the c
 the model asks for more than its attributes. PyTorch's results would tell, and are not asked for with `check=False`.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
 
 from t2n_hf.errors import CaptureError
 from t2n_hf.export.config import ExportConfig
@@ -14,8 +19,11 @@ from t2n_hf.export.graph import Graph, make_graph
 from t2n_hf.export.module_interface import run_on_shapes
 from t2n_hf.nnef.meaning import meaning_of
 from t2n_hf.trace.digest import digest_of
+from t2n_hf.trace.flat import flatten_interface
 from t2n_hf.trace.interface import Interface
 from t2n_hf.trace.pieces import is_library_code
+from t2n_hf.trace.undo import undo_of
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["graph_of"]
 
@@ -56,12 +64,37 @@ def _name(interface: Interface) -> str:
 
 def _again(interface: Interface, config: ExportConfig, graph: Graph) -> Graph:
     """Another graph of the same code, after one more call of it: in place where that can be, to compare layers too."""
-    with interface.context(), suppress(Exception):  # what asks for values does not run on shapes
-        run_on_shapes(interface.module, interface.args, dict(interface.kwargs))
+    undo = undo_of(modules_of(interface.module))
+    _call_once_more(interface)
     try:
-        return make_graph(interface, replace(config, capture="dispatch" if graph.fixed_shapes else "whole"))
+        return _in_place(interface, config, graph)  # a later look is to find what that call left behind
+    except CaptureError:
+        undo()  # perhaps it is refused because of that
+    try:
+        return _in_place(interface, config, graph)
     except CaptureError:
         return make_graph(interface, config)
+
+
+def _in_place(interface: Interface, config: ExportConfig, graph: Graph) -> Graph:
+    return make_graph(interface, replace(config, capture="dispatch" if graph.fixed_shapes else "whole"))
+
+
+def _call_once_more(interface: Interface) -> None:
+    """Call the module as its example does, at twice the free lengths: it may keep a result for the next such call."""
+    example = (tuple(interface.args), dict(interface.kwargs))
+    dims = iter(flatten_interface(interface, torch.float32).dims)
+    longer = pytree.tree_map_only(torch.Tensor, lambda tensor: _twice(tensor, next(dims)), example)
+    with interface.context():
+        for args, kwargs in (longer, example):  # there may be no such lengths
+            with suppress(Exception):  # what asks for values does not run on shapes
+                run_on_shapes(interface.module, args, kwargs)
+                return
+
+
+def _twice(tensor: torch.Tensor, free: Mapping[int, Any]) -> torch.Tensor:
+    shape = [length * 2 if free.get(axis) is not None else length for axis, length in enumerate(tensor.shape)]
+    return torch.empty(shape, dtype=tensor.dtype, device="meta")
 
 
 def _difference(graph: Graph, other: Graph) -> str | None:

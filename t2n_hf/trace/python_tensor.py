@@ -235,6 +235,8 @@ def record(tracer: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     result = tracer.memory.run(func, elems, kwelems, [*map(_elem, outers), *_statistics(func, elems)])
     for tensor in _tensors(result):
         _refuse_layout(tensor)
+    if not outers and (itself := _operand_that_is(result, (args, kwargs))) is not None:
+        return itself
     reads = _reads(func, result, (args, kwargs))
     known = not tracer.memory.depends_on_inputs(_tensors((elems, kwelems)))
     if reads and not known:
@@ -249,6 +251,14 @@ def record(tracer: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         outer.elem = tracer.memory.current(outer.elem)
         _follow(outer)
     return _results(tracer, func, result, proxy, written, {id(elem) for elem in _tensors((elems, kwelems))})
+
+
+def _operand_that_is(result: Any, arguments: Any) -> PythonTensor | None:
+    """The argument that a call gives back, as `to` does of what is so already; in inference mode torch asks for it."""
+    if not isinstance(result, torch.Tensor):
+        return None
+    operands = (leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, PythonTensor))
+    return next((operand for operand in operands if operand.elem is result), None)
 
 
 def _results(

@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from t2n_hf.errors import CaptureError, T2NError
 from t2n_hf.trace.swap import FunctionReplaced, plain_tensors_kept, tensors_of, tensors_replaced
+from t2n_hf.trace.undo import changes_undone
+from t2n_hf.trace.walk import modules_of
 
 __all__ = ["fake_run", "own_line", "shapes_only"]
 
@@ -35,9 +37,10 @@ def _checks_hold() -> FunctionReplaced:
 def shapes_only(module: nn.Module) -> Iterator[None]:
     """Let `module` be run on tensors made inside the block: everything in it has a shape and a type, and no values.
 
-    The module has its own tensors back after any exit. Raises CaptureError where it asks for a value, or fails.
+    The module is as it was after any exit: what it notes of this run is not what the next one is to find. Raises
+    CaptureError where it asks for a value, or fails.
     """
-    with fake_run(), plain_tensors_kept(module):
+    with changes_undone(modules_of(module)), fake_run(), plain_tensors_kept(module):
         fakes: dict[int, torch.Tensor] = {}
         stand_ins = {
             name: fakes.setdefault(id(tensor), torch.empty(tuple(tensor.shape), dtype=tensor.dtype))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch import nn
 
-__all__ = ["changes_undone"]
+__all__ = ["changes_undone", "undo_of"]
 
 # What torch keeps in dictionaries of a module. Those of tensors are left to whoever puts stand-ins into them.
 _HELD: Final = (
@@ -24,12 +24,8 @@ _HELD: Final = (
 )
 
 
-@contextmanager
-def changes_undone(parts: Iterable[nn.Module]) -> Iterator[Callable[[], None]]:
-    """After any exit each of `parts` has the attributes, parts and hooks that it had, and no others.
-
-    Gives a function that puts them back at once, for another attempt in the same block.
-    """
+def undo_of(parts: Iterable[nn.Module]) -> Callable[[], None]:
+    """Remember what each of `parts` has; the result puts it back, any number of times."""
     before = [(vars(part), dict(vars(part)), _held(vars(part))) for part in parts]
 
     def undo() -> None:
@@ -40,6 +36,16 @@ def changes_undone(parts: Iterable[nn.Module]) -> Iterator[Callable[[], None]]:
             for name in _HELD:
                 _put_back(own.get(name), held.get(name, {}))
 
+    return undo
+
+
+@contextmanager
+def changes_undone(parts: Iterable[nn.Module]) -> Iterator[Callable[[], None]]:
+    """After any exit each of `parts` has the attributes, parts and hooks that it had, and no others.
+
+    Gives a function that puts them back at once, for another attempt in the same block.
+    """
+    undo = undo_of(parts)
     try:
         yield undo
     finally:

@@ -76,6 +76,19 @@ class Repeating(Layer):
         return super().forward(x)
 
 
+class Remembering(Layer):
+    """As rotary positions of Wav2Vec2-Conformer: what was made for a length is kept for the next such call."""
+
+    def __init__(self):
+        super().__init__()
+        self.length, self.places = None, None
+
+    def forward(self, x):
+        if x.shape[0] != self.length or self.places is None:
+            self.length, self.places = x.shape[0], torch.arange(x.shape[0], dtype=x.dtype)[:, None]
+        return super().forward(x) + self.places
+
+
 class Growing(Layer):
     def forward(self, x):
         self.extra = nn.Identity()
@@ -112,6 +125,15 @@ def test_what_is_kept_and_changes_no_result_is_no_reason_to_refuse(tmp_path):
     exported(module, tmp_path, check=False)
     assert [layer.calls for layer in module.layers] == [0] * 4
     assert not any(hasattr(layer, name) for layer in module.layers for name in ("shape", "kept"))
+
+
+@pytest.mark.tract
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch's own, of what is remembered
+def test_what_is_remembered_of_a_length_is_no_reason_to_refuse(tmp_path):
+    module, x = Stack((Remembering,)), torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
+    report = exported(module, tmp_path, check=False)
+    with TractRunner(report.archive) as runner, torch.no_grad():
+        np.testing.assert_allclose(runner.run({"x": x.numpy()})["output"], module(x).numpy(), rtol=1e-4)
 
 
 @pytest.mark.tract

@@ -359,6 +359,28 @@ def test_recurrent_layers_hold_their_parameters_in_a_list_beside_and_are_traced(
     assert set(dict(module.named_parameters())) == set(dict(model.named_parameters()))
 
 
+class Moving(nn.Module):
+    """As CTRL: in inference mode `to` is an operator, also where there is nothing to move or cast."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("places", torch.arange(3.0))
+
+    def forward(self, x):
+        self.places = self.places.to(device=x.device, dtype=x.dtype)
+        return x * self.places
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_buffer_that_is_moved_to_where_it_is_stays_itself(mode):
+    module, x = Moving(), torch.randn(2, 3)
+    places = module.places
+    with mode():
+        traced = dispatch_trace(module, (x,))
+        torch.testing.assert_close(traced(x), x * torch.arange(3.0))
+    assert module.places is places
+
+
 class Rebinding(nn.Module):
     def __init__(self):
         super().__init__()
