@@ -87,7 +87,7 @@ def _needs(assign: Assign) -> Iterator[Need]:
 
 
 def _joined_numbers(body: tuple[Assign, ...]) -> Iterator[Need]:
-    """Joins and products with a number at free lengths: where axes are moved around them, earlier versions fail."""
+    """Uses of a number at free lengths with which earlier versions fail: where axes are moved around it."""
     filled: set[str] = set()
     for assign in body:
         given = [arg.text for arg in assign.args if isinstance(arg, Name)]
@@ -97,6 +97,8 @@ def _joined_numbers(body: tuple[Assign, ...]) -> Iterator[Need]:
             yield Need("0.23.9", "a join with a number at free lengths")
         elif assign.op == "matmul" and filled.intersection(given):
             yield Need("0.23.5", "a product with a number at free lengths")
+        elif assign.op == "transpose" and filled.intersection(given):
+            yield Need("0.23.5", "axes of a number at free lengths in another order")
 
 
 def _joined(parts: Any) -> list[str]:  # noqa: ANN401 - an argument of the graph model

@@ -53,6 +53,14 @@ def test_a_join_with_a_number_needs_a_later_version_at_free_lengths(length, vers
     assert least_version(document(zeros, wide, join)) == version
 
 
+@pytest.mark.parametrize(("length", "version"), [(Dim("S"), "0.23.5"), (4, "0.23.0")], ids=["free", "fixed"])
+@pytest.mark.parametrize("operator", ["transpose", "matmul"])
+def test_axes_moved_around_a_number_need_a_later_version_at_free_lengths(length, version, operator):
+    zeros = Assign(("zeros",), "tract_core_broadcast", (0.0,), {"shape": [2, length]})
+    moved = Assign(("y",), operator, (Name("zeros"),), {"axes": [1, 0]})
+    assert least_version(document(zeros, moved)) == version
+
+
 def test_what_is_needed_is_listed_once():
     assert [need.version for need in needs_of(document(CUMSUM, CUMSUM))] == ["0.23.9"]
 
