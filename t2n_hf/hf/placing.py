@@ -266,8 +266,9 @@ class Placing:
         if stays_in_memory(value):
             return self.settled(name, value.to(dtype, copy=True))
         device = self.placement.main_device
-        self.pages.used(self._stored_values_nbytes(name, value, key))
         found = self._range_of(name, value, key)
+        if key is None or not isinstance(found, ByteRange) or CheckpointSources.torch_dtype(found) is not value.dtype:
+            self.pages.used(self._stored_values_nbytes(name, value, key))  # else nobody has read the mapped file
         if found is None:
             return parameter_of(self._spilled(name, value.to(dtype)), name)
         offloaded = OffloadedTensor.from_byte_range(
