@@ -1,6 +1,5 @@
 """Other tensors, methods and attributes in the place of a module's own, for a while."""
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import MethodType
@@ -12,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from t2n_hf.errors import CaptureError
-from t2n_hf.trace.walk import modules_of, named_tensors_of, names_of, own_attributes
+from t2n_hf.trace.walk import are_the_same, modules_of, named_tensors_of, names_of, own_attributes
 
 __all__ = [
     "FunctionReplaced",
@@ -119,7 +118,7 @@ def plain_tensors_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for child, names, old in before:
             own = vars(child)
-            if list(own) != list(old) or not all(map(operator.is_, own.values(), old.values())):
+            if not are_the_same(own, old):
                 absent = dict.fromkeys(own_attributes(child), _ABSENT)
                 _put_back_tensors(own, {**absent, **{name: old[name] for name in names}})
         for value, copy in dicts:

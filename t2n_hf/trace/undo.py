@@ -4,12 +4,13 @@ A forward that runs while a model is captured may set attributes, put a part in 
 What one attempt left behind the next one would take for the model, with other conditions or none.
 """
 
-import operator
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from torch import nn
+
+from t2n_hf.trace.walk import are_the_same
 
 __all__ = ["changes_undone", "undo_of"]
 
@@ -30,7 +31,7 @@ def undo_of(parts: Iterable[nn.Module]) -> Callable[[], None]:
 
     def undo() -> None:
         for own, attributes, held in before:
-            if list(own) != list(attributes) or not all(map(operator.is_, own.values(), attributes.values())):
+            if not are_the_same(own, attributes):
                 own.clear()
                 own.update(attributes)
             for name in _HELD:

@@ -4,7 +4,8 @@
 export asks for all parts some twenty times, and that was a tenth of what a further layer costs.
 """
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, lru_cache
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 __all__ = [
+    "are_the_same",
     "attribute_of",
     "modules_of",
     "named_modules_of",
@@ -70,6 +72,11 @@ def own_attributes(module: nn.Module) -> frozenset[str]:
 def _without_bookkeeping(names: tuple[str, ...]) -> frozenset[str]:
     """By the names: parts of a class have the same ones, and are asked for them again and again."""
     return frozenset(names) - _BOOKKEEPING
+
+
+def are_the_same(own: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether attributes are those of `before`: the same objects, under the same names, in the same order."""
+    return list(own) == list(before) and all(map(operator.is_, own.values(), before.values()))
 
 
 def names_of(module: nn.Module) -> dict[nn.Module, str]:

@@ -8,7 +8,18 @@ import torch
 import transformers
 from torch import nn
 
-__all__ = ["FAMILIES", "VOCABULARY", "Encoder", "Entry", "Generator", "PlainModule", "config_of", "scaled", "token_ids"]
+__all__ = [
+    "FAMILIES",
+    "VOCABULARY",
+    "Encoder",
+    "Entry",
+    "Generator",
+    "PlainModule",
+    "config_of",
+    "plain_entry",
+    "scaled",
+    "token_ids",
+]
 
 FAMILIES: Final = ("decoder", "encoder", "encoder-decoder", "vision", "audio", "multimodal")
 VOCABULARY: Final = 256
@@ -75,6 +86,18 @@ class Entry:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise ValueError(f"{self.name}: family {self.family!r}; expected one of {', '.join(FAMILIES)}")
+
+
+def plain_entry(
+    name: str, family: str, make: Callable[[], nn.Module], sizes: Sequence[Mapping[str, int]], **facts: Any
+) -> Entry:
+    """Entry of a `PlainModule` of what `make` gives: the first of `sizes` is the example, `facts` are other fields."""
+
+    def subject() -> PlainModule:
+        torch.manual_seed(0)
+        return PlainModule(model=scaled(make()), traced=sizes[0], tested=sizes[1:], **facts)
+
+    return Entry(name=name, family=family, make=subject)
 
 
 def config_of(name: str, options: Mapping[str, Any]) -> Any:

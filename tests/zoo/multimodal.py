@@ -9,7 +9,7 @@ import transformers as hf
 from zoo.decoders import LLAMA_LIKE
 from zoo.encoder_decoders import DECODED
 from zoo.encoders import BERT_LIKE
-from zoo.entry import VOCABULARY, Entry, PlainModule, scaled, token_ids
+from zoo.entry import VOCABULARY, Entry, plain_entry, token_ids
 from zoo.vision import VIT, pictures
 
 __all__ = ["MODELS"]
@@ -33,21 +33,9 @@ def _entry(
     outputs: Sequence[str] = ("logits",),
     options: Mapping[str, Any] | None = None,
 ) -> Entry:
-    def subject() -> PlainModule:
-        torch.manual_seed(0)
-        return PlainModule(
-            model=scaled(make()),
-            inputs=inputs,
-            axes=axes,
-            traced=sizes[0],
-            tested=sizes[1:],
-            outputs=outputs,
-            options=options or {},
-            least={"S": 20} if sizes is _LONGER else {},
-            most={"S": 32} if sizes is _BATCHED else {},
-        )
-
-    return Entry(name=name, family="multimodal", make=subject)
+    least, most = {"S": 20} if sizes is _LONGER else {}, {"S": 32} if sizes is _BATCHED else {}
+    facts = {"inputs": inputs, "axes": axes, "outputs": outputs, "options": options or {}, "least": least, "most": most}
+    return plain_entry(name, "multimodal", make, sizes, **facts)
 
 
 def _pictures(sizes: Sizes) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch import nn
 
 from zoo.audio import noise
 from zoo.decoders import LLAMA_LIKE
-from zoo.entry import Entry, PlainModule, scaled, token_ids
+from zoo.entry import Entry, plain_entry, token_ids
 from zoo.vision import VIT, pictures
 
 __all__ = ["MODELS"]
@@ -45,20 +45,9 @@ def _entry(
 ) -> Entry:
     """Entry whose first `sizes` are those of the example; the first axis of each input is B when nothing is said."""
 
-    def subject() -> PlainModule:
-        torch.manual_seed(0)
-        return PlainModule(
-            model=scaled(make()),
-            inputs=inputs,
-            axes=axes or {key: {0: "B"} for key in inputs(sizes[0])},
-            traced=sizes[0],
-            tested=sizes[1:],
-            outputs=outputs,
-            options=options,
-            most={"S": 50},
-        )
-
-    return Entry(name=name, family=family, make=subject)
+    by_key = axes or {key: {0: "B"} for key in inputs(sizes[0])}
+    facts = {"inputs": inputs, "axes": by_key, "outputs": outputs, "options": options, "most": {"S": 50}}
+    return plain_entry(name, family, make, sizes, **facts)
 
 
 def _films(sizes: Sizes) -> dict[str, torch.Tensor]:
